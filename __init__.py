@@ -1,0 +1,1 @@
+"""Makes the repository root look like a package, as `openenv push` requires. Import `kernel_env` instead."""

@@ -1,0 +1,28 @@
+"""Softplus as max(x, 0) + log(1 + exp(-|x|)), which cannot overflow."""
+
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+BLOCK = 4096
+
+
+@triton.jit
+def softplus_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < count
+    x = tl.load(x_ptr + index, mask=inside)
+    tl.store(out_ptr + index, tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x))), mask=inside)
+
+
+class ModelNew(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        count = x.numel()
+        softplus_kernel[(triton.cdiv(count, BLOCK),)](x, out, count, BLOCK=BLOCK, num_warps=8)
+        return out

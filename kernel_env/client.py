@@ -1,0 +1,209 @@
+"""The client of a kernel_env server, async or through `.sync()`. Touches the network and two environment variables.
+
+It adds to OpenEnv's client: the proxy's credentials on the handshake, errors with codes, a timeout longer than the
+server's longest step, and the promise that an answer belongs to its question. OpenEnv's own client returns the
+previous step's observation after a timeout. Written for openenv-core 0.3.0; where openenv 0.10 differs, it looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+from openenv.core.client_types import StepResult
+from openenv.core.env_client import EnvClient
+from websockets.asyncio.client import connect as ws_connect
+from websockets.exceptions import ConnectionClosed
+
+from kernel_env.errors import CapacityReached, InvalidRequestError, KernelEnvError, ServerError, SessionLost
+from kernel_env.models import KernelAction, KernelObservation, KernelState
+
+DEFAULT_MESSAGE_TIMEOUT_S = 300.0
+STEP_DEADLINE_MARGIN_S = 60.0
+_ENDS_SESSION = frozenset({"SESSION_ERROR", "FACTORY_ERROR", "CAPACITY_REACHED"})
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _proxy_headers() -> dict[str, str]:
+    """Modal's proxy authentication, when MODAL_PROXY_KEY and MODAL_PROXY_SECRET are set.
+
+    Raises:
+        ValueError: only one of the two is set.
+    """
+    key, secret = os.environ.get("MODAL_PROXY_KEY"), os.environ.get("MODAL_PROXY_SECRET")
+    if bool(key) != bool(secret):
+        raise ValueError("Set both MODAL_PROXY_KEY and MODAL_PROXY_SECRET, or neither.")
+    return {"Modal-Key": key, "Modal-Secret": secret} if key and secret else {}
+
+
+def _error(data: dict[str, Any]) -> KernelEnvError:
+    """The typed error for the data of a server's error frame."""
+    code, message = str(data.get("code", "UNKNOWN")), str(data.get("message", "the server gave no reason"))
+    if code == "CAPACITY_REACHED":
+        return CapacityReached("capacity_reached", message)
+    if code == "VALIDATION_ERROR":
+        details = [
+            f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg', '')}" for error in data.get("errors", [])
+        ]
+        return InvalidRequestError("validation_error", "; ".join([message, *details[:5]]))
+    if code == "EXECUTION_ERROR" and message.startswith("["):
+        ours, _, rest = message[1:].partition("] ")
+        return ServerError(ours, rest) if ours == "internal_error" else InvalidRequestError(ours, rest)
+    return ServerError(code.lower(), message)
+
+
+class KernelEnv(EnvClient[KernelAction, KernelObservation, KernelState]):
+    """One session with a server: `reset`, `step`, `state`, `close`.
+
+    Args:
+        base_url: the server's address, http(s):// or ws(s)://.
+        connect_timeout_s: for the handshake and the server's first answer.
+        message_timeout_s: for each answer. `reset(step_deadline_s=...)` raises it to that deadline and a margin.
+        max_message_size_mb: largest answer accepted.
+        headers: more handshake headers; they win over the Modal ones.
+        provider, mode: as in OpenEnv's client.
+
+    Raises:
+        ConnectionError: from the first call or `connect`: no server answers at this address.
+        CapacityReached, InvalidRequestError, SessionLost, ServerError: from every call; see `kernel_env.errors`.
+
+    Use either `async with KernelEnv(...) as env` and await every call, or `with KernelEnv(...).sync() as env`.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        connect_timeout_s: float = 30.0,
+        message_timeout_s: float = DEFAULT_MESSAGE_TIMEOUT_S,
+        max_message_size_mb: float = 100.0,
+        headers: dict[str, str] | None = None,
+        provider: Any = None,
+        mode: str | None = None,
+    ) -> None:
+        super().__init__(
+            base_url=base_url,
+            connect_timeout_s=connect_timeout_s,
+            message_timeout_s=message_timeout_s,
+            max_message_size_mb=max_message_size_mb,
+            provider=provider,
+            mode=mode,
+        )
+        self._headers = {**_proxy_headers(), **(headers or {})}
+        self._default_timeout_s = message_timeout_s
+        self._turn = asyncio.Lock()
+        self._lost: SessionLost | CapacityReached | ServerError | None = None
+
+    # openenv 0.10 calls `_connect_async` where 0.3.0 calls `connect`.
+    if not hasattr(EnvClient, "_connect_async"):
+
+        async def connect(self) -> KernelEnv:
+            """Open the session now, instead of at the first call. See the class for what it raises."""
+            return await self._connect_async()
+
+    async def _connect_async(self) -> KernelEnv:
+        if self._lost is not None:
+            raise self._lost
+        if self._ws is not None:
+            return self
+        url = str(self._ws_url)
+        try:
+            self._ws = await ws_connect(
+                url,
+                open_timeout=self._connect_timeout,
+                max_size=self._max_message_size,
+                # The message timeout ends a call to a dead server; a busy tunnel that drops pings must not.
+                ping_timeout=self._default_timeout_s,
+                additional_headers=self._headers,
+                proxy=None if _is_loopback(url) else True,
+            )
+        except Exception as exc:
+            raise ConnectionError(f"Failed to connect to {url}: {exc}") from exc
+        self._ws_loop = asyncio.get_running_loop()
+        # The server refuses a session with a frame after the handshake; ask something, so that it shows here.
+        response = await self._exchange({"type": "state"}, self._connect_timeout)
+        if response.get("type") == "error":
+            self._raise_for(response)
+        return self
+
+    def _lose(self, error: SessionLost | CapacityReached | ServerError) -> None:
+        """End the session at once and for good. The server frees its slot when it sees the socket go."""
+        self._lost = error
+        ws, self._ws = self._ws, None
+        if ws is not None:
+            ws.transport.abort()
+
+    def _raise_for(self, response: dict[str, Any]) -> None:
+        data = response.get("data") or {}
+        error = _error(data)
+        if data.get("code") in _ENDS_SESSION and isinstance(error, CapacityReached | ServerError):
+            self._lose(error)
+        raise error
+
+    async def _exchange(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send one message and return its answer; anything that could leave an answer unread ends the session."""
+        ws = self._ws
+        assert ws is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    await ws.send(json.dumps(message))
+                except ConnectionClosed:
+                    pass  # the server may have said why before it closed: read that first
+                response = json.loads(await ws.recv())
+            if not isinstance(response, dict):
+                raise ValueError("not a JSON object")
+            return response
+        except TimeoutError as exc:
+            self._lose(SessionLost("timeout", f"No answer to {message['type']!r} within {timeout_s:g} s."))
+            raise self._lost_error() from exc
+        except (ConnectionClosed, OSError) as exc:
+            self._lose(SessionLost("closed", f"The connection closed during {message['type']!r}: {exc}"))
+            raise self._lost_error() from exc
+        except ValueError as exc:
+            self._lose(ServerError("bad_answer", f"The server's answer is not an OpenEnv message: {exc}"))
+            raise self._lost_error() from exc
+        except BaseException:
+            self._lose(SessionLost("cancelled", f"The call {message['type']!r} was interrupted before its answer."))
+            raise
+
+    def _lost_error(self) -> KernelEnvError:
+        assert self._lost is not None
+        return self._lost
+
+    async def _send_and_receive(self, message: dict[str, Any]) -> dict[str, Any]:
+        async with self._turn:
+            await self._connect_async()
+            deadline_s = message.get("data", {}).get("step_deadline_s")
+            response = await self._exchange(message, self._message_timeout)
+        if response.get("type") == "error":
+            self._raise_for(response)
+        if message["type"] == "reset":
+            longest_s = float(deadline_s) + STEP_DEADLINE_MARGIN_S if deadline_s is not None else 0.0
+            self._message_timeout = max(self._default_timeout_s, longest_s)
+        return response
+
+    def _step_payload(self, action: KernelAction) -> dict[str, Any]:
+        # A lone surrogate, which a tokenizer can produce, is not JSON text; the server would drop the session.
+        return {"code": action.code.encode("utf-8", "replace").decode("utf-8")}
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[KernelObservation]:
+        known = KernelObservation.model_fields
+        # A newer server's extra fields must not break an older client.
+        fields = {name: value for name, value in payload.get("observation", {}).items() if name in known}
+        fields.update(reward=payload.get("reward"), done=bool(payload.get("done", False)))
+        observation = KernelObservation.model_validate(fields)
+        return StepResult(observation=observation, reward=observation.reward, done=observation.done)
+
+    def _parse_state(self, payload: dict[str, Any]) -> KernelState:
+        return KernelState.model_validate(payload)

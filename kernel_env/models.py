@@ -1,0 +1,146 @@
+"""What travels between a trainer and the server: action, observation, state and their enums.
+
+Touches pydantic and openenv's base types only. Every field has a default or a constraint; there are no custom
+validators, because an exception raised inside one ends an OpenEnv session.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from openenv.core.env_server.types import Action, Observation, State
+from pydantic import Field
+
+MAX_CODE_CHARS = 1_000_000
+
+
+class Stage(str, Enum):
+    """How far a submission got. The order is READY, STATIC, COMPILE, CORRECTNESS, TIMING, SCORED."""
+
+    READY = "ready"
+    """The task was handed out; nothing has been submitted."""
+    STATIC = "static"
+    """The source was rejected before anything ran."""
+    COMPILE = "compile"
+    """Importing the module, constructing ModelNew or compiling a kernel failed."""
+    CORRECTNESS = "correctness"
+    """It ran, and failed a correctness trial."""
+    TIMING = "timing"
+    """It was correct, and failed while it was timed."""
+    SCORED = "scored"
+    """Correct and timed: the reward is the kernel's."""
+
+
+class Outcome(str, Enum):
+    """Why a submission ended where it did. Everything except INFRASTRUCTURE is the submission's own doing."""
+
+    READY = "ready"
+    SCORED = "scored"
+    STATIC_VIOLATION = "static_violation"
+    SYNTAX_ERROR = "syntax_error"
+    IMPORT_ERROR = "import_error"
+    MISSING_MODEL = "missing_model"
+    COMPILE_ERROR = "compile_error"
+    CONSTRUCTION_ERROR = "construction_error"
+    RUNTIME_ERROR = "runtime_error"
+    FORMAT_VIOLATION = "format_violation"
+    """PyTorch did the work: a tensor operation in forward that the dispatch guard rejects."""
+    WRONG_STRUCTURE = "wrong_structure"
+    WRONG_SHAPE = "wrong_shape"
+    WRONG_DTYPE = "wrong_dtype"
+    NONFINITE = "nonfinite"
+    WRONG_VALUES = "wrong_values"
+    NOT_NORMALIZED = "not_normalized"
+    """A softmax or Frobenius output that fails its normalization check."""
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    """The process was ended by a signal."""
+    EXITED = "exited"
+    """The process ended itself (os._exit, sys.exit)."""
+    OUT_OF_MEMORY = "out_of_memory"
+    OUTPUT_LIMIT = "output_limit"
+    """It printed more than the limit."""
+    PROTOCOL_ERROR = "protocol_error"
+    """It answered the judge with something that is not a valid message."""
+    IMPOSSIBLE_TIME = "impossible_time"
+    """Faster than the roofline allows."""
+    UNSCORABLE_TASK = "unscorable_task"
+    """The task cannot be scored on this machine; the feedback says why."""
+    NOT_RESET = "not_reset"
+    """step was called before reset."""
+    EPISODE_OVER = "episode_over"
+    """step was called after the last turn."""
+    INFRASTRUCTURE = "infrastructure"
+    """A fault of ours: the reward is None and infra_code says which."""
+
+
+class InfraCode(str, Enum):
+    """Which of our own parts failed."""
+
+    WORKER_LOST = "worker_lost"
+    QUEUE_TIMEOUT = "queue_timeout"
+    STEP_DEADLINE = "step_deadline"
+    JUDGE_ERROR = "judge_error"
+    JUDGE_OUT_OF_MEMORY = "judge_out_of_memory"
+    ZYGOTE_LOST = "zygote_lost"
+    COMPILER_MISSING = "compiler_missing"
+    DISK = "disk"
+    GPU_LOST = "gpu_lost"
+    CANCELLED = "cancelled"
+
+
+class KernelAction(Action):
+    """One submission."""
+
+    code: str = Field(max_length=MAX_CODE_CHARS, description="Python source that defines class ModelNew")
+
+
+class KernelObservation(Observation):
+    """The answer to reset or step. Fields that do not apply are None. Inherits done, reward and metadata.
+
+    Times are in milliseconds, sizes in bytes, fractions between 0 and 1.
+    """
+
+    problem: str = Field(default="", description="After reset: the reference source and the rules")
+    task_id: str = ""
+    split: str | None = None
+    language: str = "triton"
+    turn: int = Field(default=0, description="Submissions used so far in this episode")
+    max_turns: int = 4
+    stage: Stage = Stage.READY
+    outcome: Outcome = Outcome.READY
+    feedback: str = Field(default="", description="What happened and what to change, for the model to read")
+    compiled: bool | None = None
+    correct: bool | None = None
+    trials_passed: int | None = None
+    trials_total: int | None = None
+    max_abs_error: float | None = None
+    speedup: float | None = Field(default=None, description="t_ref_ms / t_new_ms")
+    t_ref_ms: float | None = Field(default=None, description="Median time of the eager PyTorch reference")
+    t_new_ms: float | None = Field(default=None, description="Median time of the submission")
+    t_ref_spread: float | None = Field(default=None, description="(p90 - p10) / median of the reference times")
+    t_new_spread: float | None = Field(default=None, description="(p90 - p10) / median of the submission times")
+    timed_runs: int | None = None
+    timing_method: str | None = Field(default=None, description="'event', 'wall' (judge's clock) or 'mock'")
+    bound: str | None = Field(default=None, description="'compute' or 'memory': the roofline term that binds")
+    arithmetic_intensity: float | None = Field(default=None, description="FLOP per compulsory byte")
+    t_min_ms: float | None = Field(default=None, description="Roofline floor")
+    roofline_frac: float | None = Field(default=None, description="t_min_ms / t_new_ms")
+    ref_roofline_frac: float | None = Field(default=None, description="t_min_ms / t_ref_ms")
+    best_reward: float | None = Field(default=None, description="Best reward of the episode so far")
+    evaluator: str = Field(default="", description="'gpu', 'cpu' or 'mock'; mock times are not measurements")
+    gpu: str | None = Field(default=None, description="The device's name")
+    infra_code: InfraCode | None = None
+    phase_seconds: dict[str, float] = Field(default_factory=dict, description="Wall seconds spent in each phase")
+
+
+class KernelState(State):
+    """Session state. Inherits episode_id and step_count."""
+
+    task_id: str | None = None
+    language: str | None = None
+    split: str | None = None
+    turn: int = 0
+    max_turns: int = 4
+    best_reward: float | None = None
+    done: bool = False

@@ -1,0 +1,200 @@
+"""The service: OpenEnv's app around KernelEnvironment, and the `server` command.
+
+Touches the network through uvicorn, and starts and stops the evaluator that all sessions share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import copy
+import sys
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Self
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from openenv.core.env_server.http_server import create_app
+from pydantic import ConfigDict, ValidationError
+from uvicorn.config import LOGGING_CONFIG
+
+from kernel_env.models import KernelAction, KernelObservation
+from server.disconnect import DisconnectMiddleware
+from server.environment import KernelEnvironment, Refused
+from server.errors import TaskSourceError
+from server.eval_log import EvalLog
+from server.evaluator import Evaluator, EvaluatorUnavailable, create_evaluator
+from server.roofline import GPUS, find_gpu
+from server.settings import Settings, get_settings
+from server.submission import Services
+from server.tasks import BUILTIN_DIR, TaskSource
+from server.text import bound
+from server.worker.protocol import DeviceInfo
+
+# A client whose own event loop is busy, or a tunnel that drops pings, must not lose its session.
+WS_PING_TIMEOUT_S = 300.0
+WS_MAX_BYTES = 64 * 2**20
+SHUTDOWN_GRACE_S = 30
+EXIT_CANNOT_START = 2
+
+
+class ConfigurationError(RuntimeError):
+    """The settings contradict each other or this machine; the message is a sentence that an operator can act on."""
+
+
+class WireAction(KernelAction):
+    """KernelAction as it arrives: a lone surrogate in the code becomes U+FFFD, because it would end the session."""
+
+    model_config = ConfigDict(title="KernelAction")
+
+    @classmethod
+    def model_validate(cls, obj: Any, **kwargs: Any) -> Self:
+        """As pydantic's, after replacing surrogates in `code`."""
+        if isinstance(obj, dict) and isinstance(obj.get("code"), str):
+            code = obj["code"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            obj = {**obj, "code": code}
+        return super().model_validate(obj, **kwargs)
+
+
+def build_app(settings: Settings, evaluator: Evaluator | None = None) -> FastAPI:
+    """The whole service, its evaluator started. The app's lifespan ends the evaluator.
+
+    Args:
+        settings: the server's settings.
+        evaluator: one to use instead of the one that the settings name; not started yet.
+
+    Raises:
+        EvaluatorUnavailable: the evaluator cannot run here.
+        ConfigurationError: the roofline reward on a device without a known roofline.
+        TaskSourceError: there are no usable tasks.
+        OSError: the log file cannot be opened.
+    """
+    if evaluator is None:
+        evaluator = create_evaluator(settings)
+    tasks = TaskSource.open(settings, evaluator.name)
+    log = EvalLog(settings.eval_log)
+    services = Services(settings, evaluator, tasks, log)
+    try:
+        evaluator.start()
+        _check_reward(settings, evaluator.device)
+        return _assemble(services)
+    except BaseException:
+        evaluator.close()
+        log.close()
+        raise
+
+
+def _assemble(services: Services) -> FastAPI:
+    sessions: weakref.WeakSet[KernelEnvironment] = weakref.WeakSet()
+
+    def kernel_environment() -> KernelEnvironment:
+        environment = KernelEnvironment(services)
+        sessions.add(environment)
+        return environment
+
+    app = create_app(
+        kernel_environment,
+        WireAction,
+        KernelObservation,
+        env_name="kernel_env",
+        max_concurrent_envs=services.settings.max_sessions,
+    )
+    app.add_middleware(DisconnectMiddleware)
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, exc: Exception) -> JSONResponse:
+        return JSONResponse({"detail": str(exc)}, status_code=422)
+
+    @app.get("/status", tags=["Health"], summary="What this server evaluates with, and how busy it is")
+    async def status() -> dict[str, Any]:
+        device = services.evaluator.device
+        return {
+            **services.evaluator.status(),
+            "device": device.name if device is not None else None,
+            "sandbox": device.sandbox if device is not None else None,
+            "tasks": {
+                "source": "builtin" if services.tasks.root == BUILTIN_DIR else "kernelbench",
+                "count": len(services.tasks.task_ids),
+            },
+            "sessions": {
+                "open": sum(not session.closed for session in sessions),
+                "max": services.settings.max_sessions,
+            },
+            "log_lines_dropped": services.log.dropped,
+        }
+
+    openenv_lifespan = app.router.lifespan_context
+
+    @contextlib.asynccontextmanager
+    async def lifespan(scope_app: Any) -> AsyncIterator[Any]:
+        async with openenv_lifespan(scope_app) as state:
+            try:
+                yield state
+            finally:
+                await asyncio.to_thread(services.evaluator.close)
+                services.log.close()
+
+    app.router.lifespan_context = lifespan
+    return app
+
+
+def _check_reward(settings: Settings, device: DeviceInfo | None) -> None:
+    if settings.reward != "roofline":
+        return
+    if device is None or find_gpu(device.name, device.memory_bytes) is None:
+        known = ", ".join(gpu.names[0] for gpu in GPUS)
+        name = device.name if device is not None else "none"
+        raise ConfigurationError(
+            f"KERNEL_ENV_REWARD=roofline needs a GPU whose peaks are known ({known}), and this device is {name}: "
+            "use KERNEL_ENV_REWARD=speedup."
+        )
+
+
+def _build_or_exit() -> FastAPI:
+    """The app by the process's settings; a reason not to start is one line on stderr and exit code 2."""
+    try:
+        return build_app(get_settings())
+    except ValidationError as exc:
+        problems = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
+        reason = f"invalid settings: {problems}"
+    except (EvaluatorUnavailable, ConfigurationError, TaskSourceError, OSError) as exc:
+        reason = str(exc)
+    print(f"kernel_env: {' '.join(bound(reason).split())}", file=sys.stderr, flush=True)
+    raise SystemExit(EXIT_CANNOT_START)
+
+
+def __getattr__(name: str) -> Any:
+    # For `uvicorn server.app:app`. Built on demand: importing this module must not start an evaluator.
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    app = _build_or_exit()
+    globals()["app"] = app
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until interrupted. Settings come from the environment; see the README's table."""
+    parser = argparse.ArgumentParser(prog="server", description="Serve kernel_env over OpenEnv's protocol.")
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: every one)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
+    arguments = parser.parse_args(argv)
+    app = _build_or_exit()
+    # Standard output is for the evaluation log alone.
+    log_config = copy.deepcopy(LOGGING_CONFIG)
+    log_config["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    uvicorn.run(
+        app,
+        host=arguments.host,
+        port=arguments.port,
+        log_config=log_config,
+        ws_ping_timeout=WS_PING_TIMEOUT_S,
+        ws_max_size=WS_MAX_BYTES,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+    )
+
+
+if __name__ == "__main__":
+    main()

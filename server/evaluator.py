@@ -1,0 +1,74 @@
+"""What scores submissions, as the rest of the server sees it. Imports no evaluator until one is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from server.settings import Settings
+from server.worker.protocol import DeviceInfo, Evaluate, Verdict
+
+
+class EvaluatorUnavailable(RuntimeError):
+    """This evaluator cannot run here; the message is a sentence that an operator can act on."""
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """One evaluation: the verdict, and what it took to get it."""
+
+    verdict: Verdict
+    device: DeviceInfo | None = None
+    attempts: int = 1
+    """How many workers were tried: more than one after a fault of ours."""
+    queue_s: float = 0.0
+    """Seconds spent waiting for a worker."""
+
+
+class Evaluator(Protocol):
+    """Scores submissions, several at a time. Shared by all sessions; `evaluate` may be awaited from any event loop."""
+
+    @property
+    def name(self) -> str:
+        """'gpu', 'cpu' or 'mock'."""
+        ...
+
+    @property
+    def device(self) -> DeviceInfo | None:
+        """What it runs on; known after `start`."""
+        ...
+
+    def start(self) -> None:
+        """Bring the workers up; blocks until one is ready.
+
+        Raises:
+            EvaluatorUnavailable: this machine cannot run it.
+        """
+        ...
+
+    async def evaluate(self, request: Evaluate, deadline_s: float) -> EvalResult:
+        """Score one submission within `deadline_s` seconds, the wait for a worker included.
+
+        A bad kernel is a verdict. A fault of ours is a verdict too, with outcome 'infrastructure' and an infra_code.
+        Cancelling the awaiting task cancels the evaluation and frees its worker.
+        """
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """A JSON object for GET /status: at least `evaluator`, `workers` and `queue_depth`."""
+        ...
+
+    def close(self) -> None:
+        """End every worker. A second call does nothing."""
+        ...
+
+
+def create_evaluator(settings: Settings) -> Evaluator:
+    """The evaluator that `settings.evaluator` names, not started yet. Nothing falls back to another one."""
+    if settings.evaluator == "mock":
+        from server.mock_evaluator import MockEvaluator
+
+        return MockEvaluator()
+    from server.pool import PoolEvaluator
+
+    return PoolEvaluator(settings)

@@ -1,0 +1,377 @@
+"""The evaluator that runs submissions: one judge process for each device, one evaluation at a time on each.
+
+Never imports torch. A thread owns each judge: it starts it, gives it one job at a time, restarts it after a fault of
+ours and gives the job to another worker once before it reports the fault. Sessions wait in one queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from server.evaluator import EvalResult, EvaluatorUnavailable
+from server.settings import Settings
+from server.worker.protocol import (
+    Cancel,
+    Connection,
+    DeadlineExceeded,
+    DeviceInfo,
+    Evaluate,
+    PeerClosed,
+    PeerViolation,
+    Ready,
+    StartFailed,
+    Verdict,
+)
+
+MAX_ATTEMPTS = 2
+START_TIMEOUT_S = 180.0
+# A judge that does not answer a cancellation, or a deadline that has passed, within this long is replaced.
+GRACE_S = 20.0
+_POLL_S = 0.5
+_MAX_BACKOFF_S = 30.0
+
+
+@dataclass
+class _Job:
+    request: Evaluate
+    deadline: float  # time.monotonic()
+    created: float = field(default_factory=time.monotonic)
+    started: Future[None] = field(default_factory=Future)
+    result: Future[EvalResult] = field(default_factory=Future)
+    attempts: int = 0
+    queue_s: float = 0.0
+    avoid: set[int] = field(default_factory=set)
+    cancelled_at: float | None = None
+
+
+class _Queue:
+    """First come, first served; a job that failed on a worker goes to another one while there is one."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._workers: set[int] = set()
+        self._closed = False
+
+    def join(self, worker: int) -> None:
+        with self._changed:
+            self._workers.add(worker)
+            self._changed.notify_all()
+
+    def leave(self, worker: int) -> None:
+        with self._changed:
+            self._workers.discard(worker)
+            self._changed.notify_all()
+
+    def put(self, job: _Job, front: bool = False) -> None:
+        with self._changed:
+            if self._closed:
+                _resolve(job, _fault(job.request, "worker_lost", "the server is stopping"))
+                return
+            self._jobs.appendleft(job) if front else self._jobs.append(job)
+            self._changed.notify_all()
+
+    def take(self, worker: int) -> _Job | None:
+        """The next job for this worker; None when the pool closes."""
+        with self._changed:
+            while not self._closed:
+                for job in self._jobs:
+                    if worker not in job.avoid or not (self._workers - job.avoid):
+                        self._jobs.remove(job)
+                        return job
+                self._changed.wait()
+            return None
+
+    def remove(self, job: _Job) -> bool:
+        with self._changed:
+            if job in self._jobs:
+                self._jobs.remove(job)
+                return True
+            return False
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            jobs, self._jobs = list(self._jobs), deque()
+            self._changed.notify_all()
+        for job in jobs:
+            _resolve(job, _fault(job.request, "worker_lost", "the server is stopping"))
+
+
+class _Worker:
+    """One judge and the thread that owns it."""
+
+    def __init__(self, number: int, kind: str, gpu: int | None, queue: _Queue) -> None:
+        self.number = number
+        self.gpu = gpu
+        self.state = "starting"
+        self.device: DeviceInfo | None = None
+        self.evaluations = 0
+        self.faults = 0
+        self.first_start: Future[None] = Future()
+        self._kind = kind
+        self._queue = queue
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._sending = threading.Lock()
+        self._job: _Job | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"worker-{number}", daemon=True)
+        self._thread.start()
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "worker": self.number,
+            "gpu": self.gpu,
+            "state": self.state,
+            "device": self.device.name if self.device else None,
+            "sandbox": self.device.sandbox if self.device else None,
+            "evaluations": self.evaluations,
+            "faults": self.faults,
+        }
+
+    def cancel(self, job: _Job) -> None:
+        """Tell the judge to drop `job` if it is the one it works on."""
+        with self._sending:
+            if self._job is job and self._connection is not None:
+                with contextlib.suppress(PeerClosed, DeadlineExceeded):
+                    self._connection.send(Cancel(job.request.eval_id), deadline=time.monotonic() + 1.0)
+
+    def close(self) -> None:
+        self._closing.set()
+        job = self._job
+        if job is not None:
+            job.cancelled_at = job.cancelled_at or time.monotonic()
+            self.cancel(job)
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+        self._stop_judge()
+
+    def _run(self) -> None:
+        backoff_s = 1.0
+        while not self._closing.is_set():
+            try:
+                self._start_judge()
+            except EvaluatorUnavailable as error:
+                self._stop_judge()
+                if not self.first_start.done():
+                    self.state = "down"
+                    self.first_start.set_exception(error)
+                    return
+                self.state = "down"
+                self._closing.wait(backoff_s)
+                backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+                continue
+            backoff_s = 1.0
+            if not self.first_start.done():
+                self.first_start.set_result(None)
+            self._queue.join(self.number)
+            self._serve()
+            self._queue.leave(self.number)
+            self._stop_judge()
+
+    def _serve(self) -> None:
+        """Give the judge jobs until it is no longer healthy or the pool closes."""
+        while not self._closing.is_set():
+            self.state = "idle"
+            job = self._queue.take(self.number)
+            if job is None:
+                return
+            if job.cancelled_at is not None:
+                _resolve(job, _fault(job.request, "cancelled", ""))
+                continue
+            self.state = "busy"
+            verdict = self._evaluate(job)
+            self.evaluations += 1
+            healthy = verdict.infra_code in (None, "cancelled")
+            if not healthy:
+                self.faults += 1
+                job.avoid.add(self.number)
+                if job.attempts < MAX_ATTEMPTS and job.cancelled_at is None and not self._closing.is_set():
+                    self._queue.leave(self.number)
+                    self._queue.put(job, front=True)
+                    return
+            _resolve(job, verdict, self.device)
+            if not healthy:
+                return
+
+    def _evaluate(self, job: _Job) -> Verdict:
+        """The judge's verdict, or one of ours when it is lost."""
+        assert self._connection is not None
+        job.attempts += 1
+        if not job.started.done():
+            job.queue_s = time.monotonic() - job.created
+            job.started.set_result(None)
+        with self._sending:
+            self._job = job
+        try:
+            self._connection.send(job.request, deadline=time.monotonic() + GRACE_S)
+            while True:
+                try:
+                    message = self._connection.recv(time.monotonic() + _POLL_S)
+                except DeadlineExceeded:
+                    now = time.monotonic()
+                    overdue = job.cancelled_at is not None and now > job.cancelled_at + GRACE_S
+                    if overdue or now > job.deadline + GRACE_S:
+                        return _fault(job.request, "worker_lost", "the judge stopped answering")
+                    continue
+                if isinstance(message, Verdict) and message.eval_id == job.request.eval_id:
+                    return message
+        except (PeerClosed, PeerViolation, DeadlineExceeded) as error:
+            return _fault(job.request, "worker_lost", f"the judge was lost: {error!r}")
+        finally:
+            with self._sending:
+                self._job = None
+
+    def _start_judge(self) -> None:
+        self.state = "starting"
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        environment = dict(os.environ, PYTORCH_NVML_BASED_CUDA_CHECK="1")
+        root = str(Path(__file__).resolve().parent.parent)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
+        if self.gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = str(self.gpu)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "server.worker.judge", str(theirs.fileno()), self._kind],
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._connection = Connection(ours, Ready | StartFailed | Verdict)
+        try:
+            message = self._connection.recv(time.monotonic() + START_TIMEOUT_S)
+        except (PeerClosed, PeerViolation, DeadlineExceeded) as error:
+            raise EvaluatorUnavailable(f"the judge did not start: {error!r}") from error
+        if isinstance(message, StartFailed):
+            raise EvaluatorUnavailable(message.reason)
+        assert isinstance(message, Ready)
+        self.device = message.device
+
+    def _stop_judge(self) -> None:
+        """Close the judge's socket, on which it ends its children and itself; kill it when it does not."""
+        with self._sending:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if self._process is not None:
+            try:
+                self._process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+
+class PoolEvaluator:
+    """The `gpu` and `cpu` evaluators."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.name = settings.evaluator
+        self._queue = _Queue()
+        self._workers: list[_Worker] = []
+        self._closed = False
+
+    @property
+    def device(self) -> DeviceInfo | None:
+        return next((worker.device for worker in self._workers if worker.device is not None), None)
+
+    def start(self) -> None:
+        """Start one judge for each device and wait until all are ready.
+
+        Raises:
+            EvaluatorUnavailable: one did not start.
+        """
+        hint = "Set KERNEL_ENV_EVALUATOR=cpu (Linux, small tasks, real verdicts) or mock (no torch, made-up times)."
+        if sys.platform != "linux":
+            raise EvaluatorUnavailable(f"KERNEL_ENV_EVALUATOR={self.name} needs Linux. Set KERNEL_ENV_EVALUATOR=mock.")
+        for package in ("torch", "triton"):
+            if importlib.util.find_spec(package) is None:
+                raise EvaluatorUnavailable(
+                    f"KERNEL_ENV_EVALUATOR={self.name} needs {package}: install the extra '{self.name}'. Or: {hint}"
+                )
+        gpus: list[int | None] = list(self._settings.gpus) if self.name == "gpu" else [None]
+        kind = "cuda" if self.name == "gpu" else "cpu"
+        self._workers = [_Worker(number, kind, gpu, self._queue) for number, gpu in enumerate(gpus)]
+        for worker in self._workers:
+            try:
+                worker.first_start.result(START_TIMEOUT_S + GRACE_S)
+            except EvaluatorUnavailable as error:
+                self.close()
+                what = f"GPU {worker.gpu} (KERNEL_ENV_GPUS)" if worker.gpu is not None else "the CPU evaluator"
+                raise EvaluatorUnavailable(f"{what} cannot be used: {error} {hint}") from error
+
+    async def evaluate(self, request: Evaluate, deadline_s: float) -> EvalResult:
+        """See server.evaluator.Evaluator.evaluate."""
+        job = _Job(request, time.monotonic() + deadline_s)
+        self._queue.put(job)
+        try:
+            try:
+                wait_s = min(deadline_s, self._settings.queue_timeout_s)
+                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(job.started)), wait_s)
+            except asyncio.TimeoutError:
+                return self._drop(job, "queue_timeout", "no worker became free in time")
+            try:
+                remaining_s = job.deadline - time.monotonic()
+                return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(job.result)), max(0.0, remaining_s))
+            except asyncio.TimeoutError:
+                return self._drop(job, "step_deadline", "the evaluation did not end within the step's deadline")
+        except asyncio.CancelledError:
+            self._drop(job, "cancelled", "")
+            raise
+
+    def _drop(self, job: _Job, code: str, detail: str) -> EvalResult:
+        """Give up on a job: free its worker and say why."""
+        job.cancelled_at = time.monotonic()
+        if not self._queue.remove(job):
+            for worker in self._workers:
+                worker.cancel(job)
+        waited_s = job.queue_s if job.started.done() else time.monotonic() - job.created
+        return EvalResult(_fault(job.request, code, detail), self.device, max(1, job.attempts), waited_s)
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "evaluator": self.name,
+            "workers": [worker.status() for worker in self._workers],
+            "queue_depth": len(self._queue),
+        }
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for worker in self._workers:
+            worker.close()
+        self._queue.close()
+        for worker in self._workers:
+            worker.join(GRACE_S)
+
+
+def _resolve(job: _Job, verdict: Verdict, device: DeviceInfo | None = None) -> None:
+    result = EvalResult(verdict, device, max(1, job.attempts), job.queue_s)
+    for future, value in ((job.started, None), (job.result, result)):
+        if not future.done():
+            future.set_result(value)  # type: ignore[arg-type]
+
+
+def _fault(request: Evaluate, code: str, detail: str) -> Verdict:
+    return Verdict(request.eval_id, "compile", "infrastructure", infra_code=code, infra_detail=detail)

@@ -1,0 +1,143 @@
+"""One submission's way through static checks, the evaluator and scoring. Touches the evaluator only.
+
+Runs no submitted code. Every way this can fail on our side becomes an infrastructure score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernel_env.models import InfraCode, Outcome, Stage
+from server import static_checks
+from server.disconnect import client_gone
+from server.eval_log import EvalLog
+from server.evaluator import EvalResult, Evaluator
+from server.prompts import Language
+from server.scoring import MAX_FEEDBACK_CHARS, Score, infrastructure, score
+from server.settings import Settings
+from server.tasks import Task, TaskSource
+from server.text import bound
+from server.worker.protocol import Evaluate, Verdict
+
+# The evaluator keeps the deadline itself; past this margin it is presumed stuck.
+DEADLINE_MARGIN_S = 10.0
+# How long a cancelled evaluation may take to let go of its worker before the session goes on without it.
+CANCEL_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Services:
+    """What all sessions of a server share."""
+
+    settings: Settings
+    evaluator: Evaluator
+    tasks: TaskSource
+    log: EvalLog
+
+
+@dataclass
+class Judged:
+    """One submission's way through the stages, for the observation and the log."""
+
+    eval_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    score: Score = field(default_factory=lambda: infrastructure(InfraCode.JUDGE_ERROR))
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    gpu: str | None = None
+    attempts: int = 0
+    infra_detail: str = ""
+
+
+async def judge(services: Services, task: Task, language: Language, code: str, deadline_s: float) -> Judged:
+    """Judge one submission within `deadline_s` seconds. Never raises, except when its own task is cancelled."""
+    judged = Judged()
+    began = time.monotonic()
+    try:
+        violated = await asyncio.to_thread(_static_score, code, language, services.evaluator.name == "cpu")
+        judged.phase_seconds["static"] = time.monotonic() - began
+        if violated is not None:
+            judged.score = violated
+        else:
+            request = _request(services.settings, judged.eval_id, task, language, code)
+            result = await _evaluate(services.evaluator, request, deadline_s - judged.phase_seconds["static"])
+            device = result.device or services.evaluator.device
+            judged.gpu = device.name if device is not None else None
+            judged.attempts = result.attempts
+            judged.phase_seconds |= {**result.verdict.phase_seconds, "queue": result.queue_s}
+            judged.infra_detail = result.verdict.infra_detail
+            judged.score = score(result.verdict, services.settings, device, task.task_id)
+    except Exception as exc:
+        judged.score = infrastructure(InfraCode.JUDGE_ERROR)
+        judged.infra_detail = describe(exc)
+    judged.phase_seconds["total"] = time.monotonic() - began
+    return judged
+
+
+def describe(exc: Exception) -> str:
+    """The traceback, for the log only: it holds paths."""
+    return bound("".join(traceback.format_exception(exc)), MAX_FEEDBACK_CHARS)
+
+
+def _static_score(code: str, language: Language, cpu: bool) -> Score | None:
+    """The score of a submission that a parser rejects, None for any other."""
+    violations = static_checks.check(code, language, cpu=cpu)
+    if not violations:
+        return None
+    fields = {
+        "stage": Stage.STATIC,
+        "outcome": Outcome(static_checks.outcome(violations)),
+        "feedback": bound(static_checks.feedback(violations), MAX_FEEDBACK_CHARS),
+        "correct": False,
+    }
+    return Score(fields, reward=0.0, uses_turn=True)
+
+
+def _request(settings: Settings, eval_id: str, task: Task, language: Language, code: str) -> Evaluate:
+    return Evaluate(
+        eval_id=eval_id,
+        task_id=task.task_id,
+        task_source=task.source,
+        code=code,
+        language=language,
+        trials=settings.trials,
+        atol=settings.atol,
+        rtol=settings.rtol,
+        timed_runs=settings.timed_runs,
+        compile_timeout_s=settings.compile_timeout_s,
+        run_timeout_s=settings.run_timeout_s,
+    )
+
+
+async def _evaluate(evaluator: Evaluator, request: Evaluate, deadline_s: float) -> EvalResult:
+    """One evaluation, given up at the deadline or when the client is gone, and cancelled then."""
+    gone = client_gone()
+    if gone is not None and gone.is_set():
+        return _given_up(request, InfraCode.CANCELLED, "the client had disconnected")
+    limit_s = max(deadline_s, 0.0) + DEADLINE_MARGIN_S
+    evaluation = asyncio.ensure_future(evaluator.evaluate(request, deadline_s))
+    waits: set[asyncio.Future[Any]] = {evaluation}
+    if gone is not None:
+        waits.add(asyncio.ensure_future(gone.wait()))
+    try:
+        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if evaluation.done():
+            return evaluation.result()
+        disconnected = gone is not None and gone.is_set()
+    finally:
+        for future in waits:
+            future.cancel()
+    await asyncio.wait({evaluation}, timeout=CANCEL_GRACE_S)
+    if disconnected:
+        return _given_up(request, InfraCode.CANCELLED, "the client disconnected")
+    return _given_up(request, InfraCode.STEP_DEADLINE, f"no verdict within {limit_s:.0f} s")
+
+
+def _given_up(request: Evaluate, code: InfraCode, detail: str) -> EvalResult:
+    verdict = Verdict(
+        request.eval_id, Stage.READY.value, Outcome.INFRASTRUCTURE.value, infra_code=code.value, infra_detail=detail
+    )
+    return EvalResult(verdict)

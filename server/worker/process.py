@@ -1,0 +1,317 @@
+"""The judge's side of its children: the zygote, and one candidate at a time.
+
+Every wait here has a deadline, listens to the server at the same time (so that an evaluation can be cancelled), drains
+what the candidate prints, and notices when it dies.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import NoReturn, TypeVar
+
+from server.worker.protocol import (
+    Cancel,
+    CandidateReply,
+    CandidateRequest,
+    Connection,
+    DeadlineExceeded,
+    Exited,
+    Failed,
+    KillAll,
+    Killed,
+    PeerClosed,
+    PeerViolation,
+    Spawn,
+    Spawned,
+    ZygoteReady,
+    ZygoteReply,
+)
+
+T = TypeVar("T")
+
+OUTPUT_LIMIT = 16 << 20
+_OUTPUT_KEPT = 2000
+_START_TIMEOUT_S = 120.0
+_KILL_TIMEOUT_S = 60.0
+_REPLY_LIMIT = 4 << 20
+
+# What a candidate's environment may hold; everything else stays with the judge.
+_ENVIRONMENT = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "CC",
+    "CXX",
+    "LANG",
+    "LC_ALL",
+    "MAX_JOBS",
+)
+
+
+class SubmissionFailed(Exception):
+    """The submission's own doing. `outcome` is a value of kernel_env.models.Outcome."""
+
+    def __init__(self, outcome: str, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.message = message
+
+
+class InfrastructureFault(Exception):
+    """Ours. `code` is a value of kernel_env.models.InfraCode."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class Cancelled(Exception):
+    """The server dropped the evaluation."""
+
+
+class ServerGone(Exception):
+    """The server closed the connection: the judge ends."""
+
+
+def candidate_environment(kind: str, capability: str | None) -> dict[str, str]:
+    """The zygote's whole environment. `capability` is the GPU's, as TORCH_CUDA_ARCH_LIST wants it ("9.0")."""
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    # Keeps torch.cuda.is_available(), which an import calls, from making CUDA unusable after a fork.
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    if capability is not None:
+        environment["TORCH_CUDA_ARCH_LIST"] = capability
+    if kind == "cpu":
+        environment["TRITON_INTERPRET"] = "1"
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment
+
+
+class Zygote:
+    """The fork server's process, seen from the judge. Raises InfrastructureFault when it is lost."""
+
+    def __init__(self, kind: str, capability: str | None) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "server.worker.zygote", str(theirs.fileno()), kind],
+            env=candidate_environment(kind, capability),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self.connection = Connection(ours, ZygoteReply)
+        self.exited: Exited | None = None
+        self.sandbox = self._expect(ZygoteReady, _START_TIMEOUT_S).sandbox
+
+    def spawn(self, request: Spawn, control: socket.socket, output: int) -> None:
+        self.exited = None
+        self._send(request, [control.fileno(), output])
+        self._expect(Spawned, _START_TIMEOUT_S)
+
+    def kill_all(self) -> None:
+        """End and reap every process below the zygote."""
+        self._send(KillAll(), [])
+        self._expect(Killed, _KILL_TIMEOUT_S)
+
+    def poll_exit(self) -> None:
+        """Read what has arrived; sets `exited` when the candidate ended."""
+        try:
+            self.connection.read(time.monotonic() + 1.0)
+            while (message := self.connection.pop()) is not None:
+                if isinstance(message, Exited):
+                    self.exited = message
+        except (PeerClosed, PeerViolation) as error:
+            raise InfrastructureFault("zygote_lost", repr(error)) from error
+        except DeadlineExceeded:
+            return
+
+    def close(self) -> None:
+        """Close the connection, on which the zygote ends its children and itself."""
+        self.connection.close()
+        try:
+            self._process.wait(_KILL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, message: Spawn | KillAll, fds: list[int]) -> None:
+        try:
+            self.connection.send(message, fds, time.monotonic() + _START_TIMEOUT_S)
+        except (PeerClosed, DeadlineExceeded) as error:
+            raise InfrastructureFault("zygote_lost", repr(error)) from error
+
+    def _expect(self, kind: type[T], timeout_s: float) -> T:
+        deadline = time.monotonic() + timeout_s
+        try:
+            while True:
+                message = self.connection.recv(deadline)
+                if isinstance(message, kind):
+                    return message
+                if isinstance(message, Exited):
+                    self.exited = message
+        except (PeerClosed, PeerViolation, DeadlineExceeded) as error:
+            raise InfrastructureFault("zygote_lost", repr(error)) from error
+
+
+class CandidateProcess:
+    """One forked candidate. Use as a context manager: leaving it ends every process the candidate started."""
+
+    def __init__(self, zygote: Zygote, server: Connection | None, spawn: Spawn) -> None:
+        self._zygote = zygote
+        self._server = server
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection = Connection(ours, CandidateReply, _REPLY_LIMIT)
+        self._output, write_end = os.pipe()
+        os.set_blocking(self._output, False)
+        self._printed = 0
+        self._head = b""
+        self._poll = select.poll()
+        try:
+            zygote.spawn(spawn, theirs, write_end)
+        except BaseException:
+            self._connection.close()
+            os.close(self._output)
+            raise
+        finally:
+            theirs.close()
+            os.close(write_end)
+        for fd in (self._connection.fileno(), self._output, zygote.connection.fileno()):
+            self._poll.register(fd, select.POLLIN)
+        if server is not None:
+            self._poll.register(server.fileno(), select.POLLIN)
+
+    def __enter__(self) -> CandidateProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        os.close(self._output)
+        self._zygote.kill_all()
+
+    def printed(self) -> str:
+        """The beginning of what the candidate printed."""
+        return self._head.decode("utf-8", "replace")
+
+    def send(self, request: CandidateRequest, timeout_s: float, fds: list[int] | None = None) -> None:
+        """Send a request.
+
+        Raises:
+            SubmissionFailed: it has died, does not read, or has spoken out of turn.
+        """
+        if self._connection.has_buffered():
+            self._check_alive()
+            raise SubmissionFailed("protocol_error", "The submission's process sent data that nobody asked for.")
+        try:
+            self._connection.send(request, fds, time.monotonic() + timeout_s)
+        except PeerClosed:
+            self._raise_death()
+        except DeadlineExceeded:
+            raise SubmissionFailed("timeout", "The submission's process stopped answering.") from None
+
+    def wait(self, kind: type[T], timeout_s: float, what: str) -> T:
+        """Wait for the reply `kind`.
+
+        Raises:
+            SubmissionFailed: it failed, died, printed too much, or did not answer within `timeout_s`.
+            Cancelled, ServerGone, InfrastructureFault: as their names say.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                message = self._connection.pop()
+            except PeerViolation as error:
+                raise SubmissionFailed("protocol_error", f"The submission's process sent garbage: {error}") from error
+            if message is not None:
+                if isinstance(message, kind):
+                    return message
+                if isinstance(message, Failed):
+                    raise SubmissionFailed(message.outcome, message.message)
+                raise SubmissionFailed("protocol_error", "The submission's process answered out of turn.")
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise SubmissionFailed("timeout", f"{what} did not finish within {timeout_s:.0f} s and was ended.")
+            ready = {fd for fd, _ in self._poll.poll(max(1, int(remaining * 1000)))}
+            if self._connection.fileno() in ready:
+                try:
+                    self._connection.read(deadline)
+                except (PeerClosed, DeadlineExceeded):
+                    self._raise_death()
+            if self._output in ready:
+                self._drain()
+            if self._server is not None and self._server.fileno() in ready:
+                self._hear_server()
+            if self._zygote.connection.fileno() in ready:
+                self._zygote.poll_exit()
+                if self._connection.fileno() not in ready:
+                    self._check_alive()
+
+    def call(self, request: CandidateRequest, kind: type[T], timeout_s: float, what: str) -> T:
+        self.send(request, timeout_s)
+        return self.wait(kind, timeout_s, what)
+
+    def _hear_server(self) -> None:
+        assert self._server is not None
+        try:
+            self._server.read(time.monotonic() + 1.0)
+            while (message := self._server.pop()) is not None:
+                if isinstance(message, Cancel):
+                    raise Cancelled
+        except PeerClosed as error:
+            raise ServerGone from error
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                data = os.read(self._output, 1 << 16)
+            except BlockingIOError:
+                return
+            if not data:
+                self._poll.unregister(self._output)
+                return
+            self._printed += len(data)
+            if len(self._head) < _OUTPUT_KEPT:
+                self._head += data[: _OUTPUT_KEPT - len(self._head)]
+            if self._printed > OUTPUT_LIMIT:
+                raise SubmissionFailed(
+                    "output_limit",
+                    f"The submission printed more than {OUTPUT_LIMIT >> 20} MiB. Remove the prints and submit again.",
+                )
+
+    def _check_alive(self) -> None:
+        if self._zygote.exited is not None:
+            self._raise_death()
+
+    def _raise_death(self) -> NoReturn:
+        deadline = time.monotonic() + 5.0
+        while self._zygote.exited is None and time.monotonic() < deadline:
+            if select.select([self._zygote.connection], [], [], 0.5)[0]:
+                self._zygote.poll_exit()
+        exited = self._zygote.exited
+        if exited is None:
+            raise SubmissionFailed("protocol_error", "The submission's process closed its connection to the judge.")
+        if exited.signal is not None:
+            raise SubmissionFailed("crashed", f"The submission's process was ended by {_signal_name(exited.signal)}.")
+        raise SubmissionFailed(
+            "exited", f"The submission ended its own process with exit code {exited.code} before it returned a result."
+        )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} (signal {number})"
+    except ValueError:
+        return f"signal {number}"

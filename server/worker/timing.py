@@ -1,0 +1,69 @@
+"""What the timed calls come to: medians, spread, and whether a candidate's own times may be believed. Pure.
+
+The judge's window around a call holds, besides the call, work of the judge (writing the inputs, flushing the L2 cache,
+copying the output) and two switches of the device between processes. Measured around the trusted baseline, whose event
+times are true, the difference is that overhead; it is the same for every submission to the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed call: the time the candidate's process reports and the judge's window around it, in ms."""
+
+    event_ms: float
+    window_ms: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The most a believed event time may lie below the judge's own: relative * event + absolute_ms."""
+
+    relative: float
+    absolute_ms: float
+
+
+# From the spread of the empty handshake on an H200 (p10 to p90 is 0.19 to 0.26 ms); the CPU evaluator shares its cores.
+AGREEMENT = {"cuda": Agreement(0.05, 0.06), "cpu": Agreement(0.10, 1.0)}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The result: `time_ms` is the median that counts, `spread` is (p90 - p10) / median, method "event" or "wall"."""
+
+    time_ms: float
+    spread: float
+    runs: int
+    method: str
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(numpy.median(values))
+
+
+def _spread(values: Sequence[float]) -> float:
+    low, middle, high = (float(q) for q in numpy.percentile(values, (10, 50, 90)))
+    return (high - low) / middle if middle > 0 else 0.0
+
+
+def baseline(samples: Sequence[Sample]) -> tuple[Timing, float]:
+    """The trusted reference's timing, and the judge's overhead in its window in ms."""
+    events = [sample.event_ms for sample in samples]
+    overhead = _median([sample.window_ms - sample.event_ms for sample in samples])
+    return Timing(_median(events), _spread(events), len(events), "event"), max(0.0, overhead)
+
+
+def submission(samples: Sequence[Sample], overhead_ms: float, agreement: Agreement) -> Timing:
+    """A submission's timing: its event times where the judge's clock agrees, else the judge's clock."""
+    events = [sample.event_ms for sample in samples]
+    walls = [max(sample.window_ms - overhead_ms, 0.0) for sample in samples]
+    event, wall = _median(events), _median(walls)
+    if event > 0 and wall <= event * (1 + agreement.relative) + agreement.absolute_ms:
+        return Timing(event, _spread(events), len(events), "event")
+    return Timing(max(wall, event), _spread(walls), len(walls), "wall")
