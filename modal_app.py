@@ -52,7 +52,10 @@ image = modal.Image.from_dockerfile(ROOT / "Dockerfile", context_dir=ROOT).env(
         "KERNEL_ENV_MODAL_MAX_CONTAINERS": str(MAX_CONTAINERS),
     }
 )
+# The image that serves has no tests and no example kernels, which a submission could read.
 test_image = image.run_commands("bash /app/scripts/image_steps.sh dev")
+for folder in ("tests", "examples", "benchmarks"):
+    test_image = test_image.add_local_dir(ROOT / folder, f"/app/{folder}")
 
 
 @app.function(image=test_image, gpu=GPU, cpu=8, memory=32768, timeout=3600)

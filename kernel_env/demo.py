@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 from kernel_env import demo_kernels
 from kernel_env.cli import describe
@@ -74,6 +75,7 @@ def _server(evaluator: str, max_turns: int) -> Iterator[str | None]:
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "server.app", "--host", "127.0.0.1", "--port", str(port)],
+            cwd=Path(__file__).resolve().parents[1],  # where `server` is too, installed or not
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

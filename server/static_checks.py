@@ -77,11 +77,12 @@ def _check(code: str, language: Language, cpu: bool) -> Iterator[Violation]:
     if len(code) > MAX_CODE_BYTES or len(code.encode("utf-8", "surrogatepass")) > MAX_CODE_BYTES:
         yield Violation(Rule.TOO_LARGE, None, f"the source is over {MAX_CODE_BYTES} bytes; shorten it")
         return
+    code = code.replace("\r\n", "\n").replace("\r", "\n")  # as Python reads it, so that lines count alike
     tree = _parse(code)
     if isinstance(tree, Violation):
         yield tree
         return
-    submission = Submission(Module(tree, code))
+    submission = Submission(Module(tree, code), cpu)
     yield from check_model(submission)
     yield from check_triton(submission) if language == "triton" else _check_extension(submission, cpu)
     yield from check_forward(submission)

@@ -44,6 +44,7 @@ _TOKEN = re.compile(
 )
 _DEAD, _MAYBE, _LIVE = 0, 1, 2
 _LAUNCHERS = re.compile(r"(?:cudaLaunch|cuLaunch|hipLaunch)\w*Kernel\w*")
+_KEYWORDS = frozenset("return else case throw new delete do co_return co_await co_yield".split())
 _NOT_FUNCTIONS = frozenset(
     "if for while switch catch sizeof decltype alignas PYBIND11_MODULE TORCH_LIBRARY TORCH_LIBRARY_FRAGMENT "
     "TORCH_LIBRARY_IMPL STABLE_TORCH_LIBRARY STABLE_TORCH_LIBRARY_IMPL".split()
@@ -237,7 +238,7 @@ def library_calls(unit: Unit) -> Iterator[tuple[int, Violation]]:
     while index < len(tokens):
         first = index
         index += 1
-        if tokens[first].kind != "name":
+        if tokens[first].kind != "name" or tokens[first].text in _KEYWORDS:
             continue
         chain = [tokens[first].text]
         while index + 1 < len(tokens) and tokens[index].text == "::" and tokens[index + 1].kind == "name":

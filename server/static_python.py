@@ -116,7 +116,7 @@ def _launch(submission: Submission, used: ast.expr) -> bool | None:
 def check_forward(submission: Submission) -> Iterator[Violation]:
     """No PyTorch computation in what forward reaches."""
     for function in submission.reached:
-        for node in submission.module.owned[function]:
+        for node in submission.live(function):
             what = _computation(submission, node)
             if what is None:
                 continue

@@ -9,14 +9,16 @@ import ast
 from collections.abc import Iterator
 from itertools import islice
 
-from server.static_names import FUNCTION_LIKE, FunctionLike, Instance, Module, Value
+from server.static_names import Instance, Module, Value
+from server.static_scopes import FUNCTION_LIKE, FunctionLike
 
 
 class Submission:
     """A submission's names, its kernels and the functions that forward reaches."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, cpu: bool = False) -> None:
         self.module = module
+        self._ignored = set() if cpu else module.off_gpu
         self.kernels = {
             function
             for function in module.functions
@@ -93,7 +95,7 @@ class Submission:
                 continue
             reached[value] = None
             pending += self.module.inner_lambdas[value]
-            for node in self.module.owned[value]:
+            for node in self.live(value):
                 if isinstance(node, ast.Name | ast.Attribute):
                     pending.append(self._function(self.module.follow(node)))
                 elif isinstance(node, ast.Call):
@@ -109,6 +111,10 @@ class Submission:
         if isinstance(value, str):
             return self._custom_ops.get(value) or self._custom_ops.get(value.rpartition(".")[0])
         return value
+
+    def live(self, function: FunctionLike) -> Iterator[ast.expr | ast.AugAssign]:
+        """What a function's body evaluates, without branches that this evaluator's device never takes."""
+        return (node for node in self.module.owned[function] if node not in self._ignored)
 
     def everything(self) -> Iterator[tuple[FunctionLike | None, ast.expr | ast.AugAssign]]:
         for owner, nodes in list(self.module.owned.items()):

@@ -65,7 +65,7 @@ async def judge(services: Services, task: Task, language: Language, code: str, d
             request = _request(services.settings, judged.eval_id, task, language, code)
             result = await _evaluate(services.evaluator, request, deadline_s - judged.phase_seconds["static"])
             device = result.device or services.evaluator.device
-            judged.gpu = device.name if device is not None else None
+            judged.gpu = device.name if device is not None and device.kind != "mock" else None
             judged.attempts = result.attempts
             judged.phase_seconds |= {**result.verdict.phase_seconds, "queue": result.queue_s}
             judged.infra_detail = result.verdict.infra_detail

@@ -133,6 +133,11 @@ def test_dockerfile_runs_steps_that_exist_and_starts_as_the_server_expects():
     assert not re.search(r"^USER ", text, re.MULTILINE)
 
 
+def test_image_holds_no_solutions_that_a_submission_could_read():
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {"benchmarks", "examples", "tests"} <= set(ignored)
+
+
 # ---------------------------------------------------------------- locks
 
 

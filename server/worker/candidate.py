@@ -237,7 +237,7 @@ def describe(error: BaseException) -> str:
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if os.path.basename(frame.filename) == "submission.py"
-    ]
+    ] or traceback.extract_tb(error.__traceback__)
     lines = "".join(traceback.format_list(frames[-6:]))
     text = "".join(traceback.format_exception_only(error)).strip()
     if len(text) > MAX_MESSAGE_CHARS:
@@ -249,7 +249,7 @@ def describe(error: BaseException) -> str:
 def serve(connection: Connection, device: Device) -> None:
     """Answer the judge until it closes the connection."""
     candidate = Candidate(device)
-    # The context takes longer to create than the judge needs to send the first request.
+    # The context takes longer to create than the judge needs to send the first request. An error shows again later.
     with contextlib.suppress(Exception):
         torch.zeros(1, device=device.torch_device)
     while True:

@@ -53,7 +53,7 @@ def _child(
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.dup2(control, 3)
-        os.closerange(4, 1 << 16)
+        _close_inherited()
         sandbox.enter(request.workdir, request.uid, request.memory_bytes, namespaces, hidden)
         if kind == "cpu":
             torch.set_num_threads(1)
@@ -62,6 +62,15 @@ def _child(
         serve(connection, create_device(kind))
     finally:
         os._exit(0)
+
+
+def _close_inherited() -> None:
+    """Close what the zygote had open. The driver's own files stay: NVML opened them, and CUDA would use them closed."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        with contextlib.suppress(OSError):
+            if fd > 3 and not os.readlink(f"/proc/self/fd/{name}").startswith("/dev/nvidia"):
+                os.close(fd)
 
 
 class Zygote:
