@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Literal
 
 from server import static_cpp
@@ -28,6 +29,7 @@ Language = Literal["triton", "cuda"]
 MAX_CODE_BYTES = 1_000_000
 MAX_FEEDBACK_CHARS = 4_000
 _MAX_SOURCES = 64
+_MAX_REPORTED = 100  # a source, of calls into libraries
 _EXTENSION = "torch.utils.cpp_extension."
 _parse_lock = threading.Lock()
 
@@ -135,7 +137,7 @@ def _check_extension(submission: Submission, cpu: bool) -> Iterator[Violation]:
         return
     units = [static_cpp.preprocess(text.text) for text in sources]
     for text, unit in zip(sources, units, strict=True):
-        for offset, violation in static_cpp.library_calls(unit):
+        for offset, violation in islice(static_cpp.library_calls(unit), _MAX_REPORTED):
             yield replace(violation, line=text.line_at(offset))
     if not complete:
         return

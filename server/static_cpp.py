@@ -99,8 +99,9 @@ def tokenize(source: str) -> Iterator[Token]:
 
 @dataclass
 class _Conditional:
-    """One #if with its #elif and #else: the best branch so far and the current one."""
+    """One #if with its #elif and #else: the state around it, the best branch so far and the current one."""
 
+    outer: int
     best: int
     state: int
 
@@ -131,7 +132,7 @@ def preprocess(source: str) -> Unit:
             continue
         if line and line[0].text == "#":
             _directive(line[1:], state, stack, macros, unit)
-            state = min((conditional.state for conditional in stack), default=_LIVE)
+            state = min(stack[-1].outer, stack[-1].state) if stack else _LIVE
         elif state != _DEAD:
             unit.tokens += [token._replace(state=state) for token in line] if state != _LIVE else line
         line = []
@@ -150,7 +151,7 @@ def _directive(
     name, rest = (line[0].text, line[1:]) if line else ("", [])
     if name in ("if", "ifdef", "ifndef"):
         condition = _condition(rest) if name == "if" else _MAYBE
-        stack.append(_Conditional(condition, condition))
+        stack.append(_Conditional(state, condition, condition))
     elif name in ("elif", "elifdef", "elifndef", "else") and stack:
         stack[-1].next_branch({"elif": _condition(rest), "else": _LIVE}.get(name, _MAYBE))
     elif name == "endif" and stack:

@@ -277,6 +277,10 @@ CUDA: dict[str, tuple[str, str]] = {
         source('auto s = R"x(" )" __global__ void k() { k<<<1, 1>>>(); } )x";', kernel=_NO_KERNEL),
     ),
     "global_under_if_0": ("no_kernel", source("#if 0", "__global__ void k() {}", "#endif", kernel=_NO_KERNEL)),
+    "global_under_if_1_inside_if_0": (
+        "no_kernel",
+        source("#if 0", "#if 1", "__global__ void k() {}", "#endif", "#elif 0", "#endif", kernel=_NO_KERNEL),
+    ),
     "global_under_else_of_if_1": (
         "no_kernel",
         source("# if 1", "int i;", "#else", "__global__ void k() {}", "#endif", kernel=_NO_KERNEL),

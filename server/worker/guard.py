@@ -264,3 +264,9 @@ def _contiguous_strides(shape: Sequence[int]) -> list[int]:
         strides.append(step)
         step *= max(1, int(extent))
     return strides[::-1]
+
+
+def warm_up() -> None:
+    """Dispatch one operator. The first dispatch of a process imports some 800 modules of torch, which takes seconds."""
+    with DispatchGuard(torch.device("cpu"), None, False):
+        torch.empty(1)

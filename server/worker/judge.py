@@ -30,6 +30,7 @@ from server.worker.evaluation import (
     evaluate_submission,
     measure_baseline,
 )
+from server.worker.guard import warm_up
 from server.worker.process import Cancelled, InfrastructureFault, ServerGone, SubmissionFailed, Zygote
 from server.worker.protocol import Cancel, Connection, Evaluate, PeerClosed, Ready, StartFailed, Verdict
 from server.worker.task_context import TaskContext, task_key
@@ -54,6 +55,7 @@ class Judge:
             major, minor = torch.cuda.get_device_capability()
             capability = f"{major}.{minor}"
         self._zygote = Zygote(kind, capability)
+        warm_up()
         self._tasks: OrderedDict[str, TaskContext] = OrderedDict()
         self._baselines: dict[str, Baseline] = {}
 

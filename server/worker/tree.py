@@ -102,47 +102,46 @@ def flatten(value: Any) -> tuple[Spec, list[torch.Tensor]]:
         TreeError: another type, an int beyond 64 bits, or deeper or larger than the bounds (also: it contains itself).
     """
     tensors: list[torch.Tensor] = []
-    nodes = 0
+    return _split(value, 0, tensors, [0]), tensors
 
-    def visit(item: Any, depth: int) -> Spec:
-        nonlocal nodes
-        nodes += 1
-        _bound(depth, nodes)
-        if isinstance(item, torch.Tensor):
-            if type(item) not in (torch.Tensor, torch.nn.Parameter):
-                raise TreeError(f"a {type(item).__name__} is a subclass of torch.Tensor; use a plain tensor")
-            tensors.append(item)
-            return ["x", len(tensors) - 1]
-        if isinstance(item, tuple):
-            return ["t", [visit(part, depth + 1) for part in item]]
-        if isinstance(item, list):
-            return ["l", [visit(part, depth + 1) for part in item]]
-        if isinstance(item, dict):
-            if not all(type(key) is str for key in item):
-                raise TreeError("the keys of a dict must be strings")
-            return ["d", [[key, visit(item[key], depth + 1)] for key in sorted(item)]]
-        _check_scalar(item)
-        return ["v", item]
 
-    return visit(value, 0), tensors
+def _split(item: Any, depth: int, tensors: list[torch.Tensor], nodes: list[int]) -> Spec:
+    # Not a closure: a function that refers to itself is a cycle, which would keep the tensors until the next collection.
+    nodes[0] += 1
+    _bound(depth, nodes[0])
+    if isinstance(item, torch.Tensor):
+        if type(item) not in (torch.Tensor, torch.nn.Parameter):
+            raise TreeError(f"a {type(item).__name__} is a subclass of torch.Tensor; use a plain tensor")
+        tensors.append(item)
+        return ["x", len(tensors) - 1]
+    if isinstance(item, tuple | list):
+        parts = [_split(part, depth + 1, tensors, nodes) for part in item]
+        return ["t" if isinstance(item, tuple) else "l", parts]
+    if isinstance(item, dict):
+        if not all(type(key) is str for key in item):
+            raise TreeError("the keys of a dict must be strings")
+        return ["d", [[key, _split(item[key], depth + 1, tensors, nodes)] for key in sorted(item)]]
+    _check_scalar(item)
+    return ["v", item]
 
 
 def unflatten(spec: Spec, tensors: list[torch.Tensor]) -> Any:
     """The value that `flatten` split. Raises TreeError for a spec that is not valid for these tensors."""
     validate(spec, len(tensors))
 
-    def build(node: Spec) -> Any:
-        kind, content = node
-        if kind == "x":
-            return tensors[content]
-        if kind == "v":
-            return content
-        if kind == "d":
-            return {key: build(part) for key, part in content}
-        parts = [build(part) for part in content]
-        return tuple(parts) if kind == "t" else parts
+    return _build(spec, tensors)
 
-    return build(spec)
+
+def _build(node: Spec, tensors: list[torch.Tensor]) -> Any:
+    kind, content = node
+    if kind == "x":
+        return tensors[content]
+    if kind == "v":
+        return content
+    if kind == "d":
+        return {key: _build(part, tensors) for key, part in content}
+    parts = [_build(part, tensors) for part in content]
+    return tuple(parts) if kind == "t" else parts
 
 
 def validate(spec: Any, tensor_count: int) -> None:
@@ -244,20 +243,21 @@ def chunks(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     the same shape are cut alike. A tensor without elements has no pieces.
     """
 
-    def cut(part: torch.Tensor, offset: int) -> Iterator[tuple[int, torch.Tensor]]:
-        if part.numel() <= CHUNK_ELEMENTS:
-            yield offset, part.reshape(-1)
-            return
-        row = part.numel() // part.shape[0]
-        step = max(1, CHUNK_ELEMENTS // row)
-        for start in range(0, part.shape[0], step):
-            if row > CHUNK_ELEMENTS:
-                yield from cut(part[start], offset + start * row)
-            else:
-                yield offset + start * row, part[start : start + step].reshape(-1)
-
     if tensor.numel():
-        yield from cut(tensor, 0)
+        yield from _cut(tensor, 0)
+
+
+def _cut(part: torch.Tensor, offset: int) -> Iterator[tuple[int, torch.Tensor]]:
+    if part.numel() <= CHUNK_ELEMENTS:
+        yield offset, part.reshape(-1)
+        return
+    row = part.numel() // part.shape[0]
+    step = max(1, CHUNK_ELEMENTS // row)
+    for start in range(0, part.shape[0], step):
+        if row > CHUNK_ELEMENTS:
+            yield from _cut(part[start], offset + start * row)
+        else:
+            yield offset + start * row, part[start : start + step].reshape(-1)
 
 
 def _children(node: Spec) -> list[tuple[str, Spec]]:

@@ -21,6 +21,7 @@ import torch.utils.cpp_extension  # noqa: F401
 from server.worker import sandbox
 from server.worker.candidate import serve
 from server.worker.device import create_device
+from server.worker.guard import warm_up
 from server.worker.protocol import (
     CandidateRequest,
     Connection,
@@ -152,6 +153,7 @@ def main() -> None:
     sandbox.become_subreaper()
     sandbox.make_undumpable()
     connection = Connection(socket.socket(fileno=fd), ZygoteRequest)
+    warm_up()
     Zygote(connection, kind).serve()
 
 
