@@ -6,7 +6,7 @@ validators, because an exception raised inside one ends an OpenEnv session.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
@@ -14,7 +14,7 @@ from pydantic import Field
 MAX_CODE_CHARS = 1_000_000
 
 
-class Stage(str, Enum):
+class Stage(StrEnum):
     """How far a submission got. The order is READY, STATIC, COMPILE, CORRECTNESS, TIMING, SCORED."""
 
     READY = "ready"
@@ -31,7 +31,7 @@ class Stage(str, Enum):
     """Correct and timed: the reward is the kernel's."""
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """Why a submission ended where it did. Everything except INFRASTRUCTURE is the submission's own doing."""
 
     READY = "ready"
@@ -74,7 +74,7 @@ class Outcome(str, Enum):
     """A fault of ours: the reward is None and infra_code says which."""
 
 
-class InfraCode(str, Enum):
+class InfraCode(StrEnum):
     """Which of our own parts failed."""
 
     WORKER_LOST = "worker_lost"

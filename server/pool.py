@@ -328,12 +328,12 @@ class PoolEvaluator:
             try:
                 wait_s = min(deadline_s, self._settings.queue_timeout_s)
                 await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(job.started)), wait_s)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 return self._drop(job, "queue_timeout", "no worker became free in time")
             try:
                 remaining_s = job.deadline - time.monotonic()
                 return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(job.result)), max(0.0, remaining_s))
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 return self._drop(job, "step_deadline", "the evaluation did not end within the step's deadline")
         except asyncio.CancelledError:
             self._drop(job, "cancelled", "")

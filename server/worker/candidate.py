@@ -1,4 +1,4 @@
-"""The untrusted side: runs a submission's code in a process of its own and does what the judge asks, one call at a time.
+"""The untrusted side: runs a submission's code in a process of its own and does what the judge asks, call by call.
 
 Everything here can be rewritten by the submission it serves, so nothing it says is believed except a failure: it has no
 expected output, no seed of the inputs, no reference, and its times count only where the judge's clock agrees.
@@ -8,7 +8,7 @@ Runs in a child forked from the zygote, after sandbox.enter.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import linecache
 import math
 import os
 import sys
@@ -67,7 +67,6 @@ class Candidate:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._module: ModuleType | None = None
         self._class: type | None = None
         self._deny = True
         self._model: torch.nn.Module | None = None
@@ -78,6 +77,7 @@ class Candidate:
         self._expected: list[SlotLayout] = []
         self._weights: list[torch.Tensor] = []
         self._placement: OutputPlacement | None = None
+        self._returned: list[torch.Tensor] = []
 
     def handle(self, request: CandidateRequest, fds: list[int]) -> CandidateReply:
         if isinstance(request, Load):
@@ -92,12 +92,17 @@ class Candidate:
 
     def _load(self, request: Load) -> Loaded:
         self._deny = request.guard
-        spec = importlib.util.spec_from_file_location(MODULE_NAME, os.path.abspath(request.path))
-        assert spec is not None and spec.loader is not None
-        self._module = importlib.util.module_from_spec(spec)
-        sys.modules[MODULE_NAME] = self._module
-        spec.loader.exec_module(self._module)
-        found = getattr(self._module, request.class_name, None)
+        path = os.path.abspath(request.path)
+        with open(path, encoding="utf-8", newline="") as handle:
+            source = handle.read()
+        # Compiled from text, so that a coding cookie cannot make it another program than the one that was checked.
+        code = compile(source, path, "exec", dont_inherit=True)
+        linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+        module = ModuleType(MODULE_NAME)
+        module.__file__ = path
+        sys.modules[MODULE_NAME] = module
+        exec(code, module.__dict__)
+        found = getattr(module, request.class_name, None)
         if not isinstance(found, type) or not issubclass(found, torch.nn.Module):
             raise _Failure(
                 "missing_model", f"The module defines no class {request.class_name} that derives from torch.nn.Module."
@@ -117,7 +122,9 @@ class Candidate:
             blocks.append(slot.tensor)
         split = len(request.inputs)
         self._inputs = [layout.view(block, entry) for block, entry in zip(blocks, request.inputs, strict=False)]
-        self._outputs = [layout.view(block, entry) for block, entry in zip(blocks[split:], request.outputs, strict=False)]
+        self._outputs = [
+            layout.view(block, entry) for block, entry in zip(blocks[split:], request.outputs, strict=False)
+        ]
         self._weights = layout.weight_views(blocks[-1], request.weights)
         self._expected = request.outputs
         contiguous = [view.as_strided(view.shape, layout.contiguous_strides(view.shape)) for view in self._outputs]
@@ -162,12 +169,14 @@ class Candidate:
             spec, tensors = tree.flatten(result)
             metas = self._place(tensors)
             elapsed_ms = self._device.stop(started)
-        if placement is not None:
-            placement.learn(tensors)
+        self._returned = tensors
         return Ran(request.call, elapsed_ms, spec, metas)
 
     def settle(self) -> None:
-        """Put running statistics back after a call, outside the judge's clock."""
+        """After a call and outside the judge's clock: learn where outputs came from, put running statistics back."""
+        if self._placement is not None:
+            self._placement.learn(self._returned)
+        self._returned = []
         if self._model is not None and self._statistics:
             restore_statistics(self._model, self._statistics)
 
@@ -203,8 +212,11 @@ def _holds_plain_tensors(model: torch.nn.Module) -> bool:
         for name, value in vars(module).items():
             if name in ("_parameters", "_buffers", "_modules"):
                 continue
-            values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-            if any(isinstance(entry, torch.Tensor) for entry in values):
+            if isinstance(value, dict):
+                value = list(value.values())
+            if any(
+                isinstance(entry, torch.Tensor) for entry in (value if isinstance(value, (list, tuple)) else [value])
+            ):
                 return True
     return False
 

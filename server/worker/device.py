@@ -11,7 +11,7 @@ import mmap
 import os
 import platform
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -70,10 +70,11 @@ class CpuDevice:
     def empty_cache(self) -> None:
         pass
 
-    def start(self) -> float:
+    def start(self) -> Any:
+        """Start the stopwatch; give what it returns to `stop`, which answers in ms."""
         return time.perf_counter()
 
-    def stop(self, started: float) -> float:
+    def stop(self, started: Any) -> float:
         return (time.perf_counter() - started) * 1e3
 
     def info(self, sandbox: str) -> DeviceInfo:
@@ -122,13 +123,14 @@ class CudaDevice:
     def empty_cache(self) -> None:
         torch.cuda.empty_cache()
 
-    def start(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    def start(self) -> Any:
+        """Record an event; give what it returns to `stop`, which waits for the device and answers in ms."""
         begin = torch.cuda.Event(enable_timing=True)
         end = torch.cuda.Event(enable_timing=True)
         begin.record()
         return begin, end
 
-    def stop(self, started: tuple[torch.cuda.Event, torch.cuda.Event]) -> float:
+    def stop(self, started: Any) -> float:
         begin, end = started
         end.record()
         torch.cuda.synchronize()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -51,6 +52,18 @@ TIMING_BUDGET_S = {"cuda": 6.0, "cpu": 2.0}
 MIN_TIMED_RUNS = 3
 # The cpu evaluator's tasks are small, and filling memory takes it long.
 MAX_MEMORY_BYTES = {"cuda": 64 << 30, "cpu": 4 << 30}
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where evaluations run: the device, the fork server, the server's connection (to hear a cancellation), a
+    directory for the candidates' own, and a Triton cache with its driver utilities to start each of them from."""
+
+    device: Device
+    zygote: Zygote
+    server: Connection | None
+    base: str
+    triton_seed: str | None
 
 
 @dataclass
@@ -150,20 +163,22 @@ class Evaluation:
         self._opened = False
         self._calls = 0
 
-    def open(self, stack: ExitStack, zygote: Zygote, server: Connection | None, base: str, source: str) -> None:
+    def open(self, stack: ExitStack, host: Host, source: str) -> None:
         """Fork a candidate with `source` in a fresh working directory; `stack` ends and removes both."""
-        uid = None if zygote.sandbox == "same-uid" else CANDIDATE_UID
-        workdir = os.path.join(base, f"eval-{self._request.eval_id}")
-        os.mkdir(workdir, 0o700)
+        uid = None if host.zygote.sandbox == "same-uid" else CANDIDATE_UID
+        workdir = tempfile.mkdtemp(prefix="eval-", dir=host.base)
         stack.callback(shutil.rmtree, workdir, ignore_errors=True)
+        if host.triton_seed is not None:
+            shutil.copytree(host.triton_seed, os.path.join(workdir, "triton"))
         path = os.path.join(workdir, "submission.py")
         with open(path, "w", encoding="utf-8", errors="surrogateescape") as handle:
             handle.write(source)
         if uid is not None:
-            os.chown(workdir, uid, uid)
-            os.chown(path, uid, uid)
+            for parent, _, files in os.walk(workdir):
+                for entry in (parent, *(os.path.join(parent, name) for name in files)):
+                    os.chown(entry, uid, uid)
         spawn = Spawn(workdir, uid, _memory_limit(self._device.kind))
-        self._candidate = stack.enter_context(CandidateProcess(zygote, server, spawn))
+        self._candidate = stack.enter_context(CandidateProcess(host.zygote, host.server, spawn))
         self._opened = True
 
     def load(self, class_name: str, guard: bool) -> None:
@@ -320,18 +335,16 @@ class Score:
     facts: TaskFacts
 
 
-def measure_baseline(
-    request: Evaluate, task: TaskContext, device: Device, zygote: Zygote, server: Connection | None, base: str
-) -> Baseline:
+def measure_baseline(request: Evaluate, task: TaskContext, host: Host) -> Baseline:
     """Time the reference in the candidate's place, with nothing else on the device.
 
     Raises:
         TaskUnscorable: the reference itself fails there.
     """
     with ExitStack() as stack:
-        run = Evaluation(request, task, device, Progress())
-        run.open(stack, zygote, server, base, request.task_source)
-        slots = SharedSlots(task, device)
+        run = Evaluation(request, task, host.device, Progress())
+        run.open(stack, host, request.task_source)
+        slots = SharedSlots(task, host.device)
         stack.callback(slots.close)
         try:
             run.load("Model", False)
@@ -347,14 +360,7 @@ def measure_baseline(
 
 
 def evaluate_submission(
-    request: Evaluate,
-    task: TaskContext,
-    baseline: Baseline,
-    device: Device,
-    zygote: Zygote,
-    server: Connection | None,
-    base: str,
-    progress: Progress,
+    request: Evaluate, task: TaskContext, baseline: Baseline, host: Host, progress: Progress
 ) -> Score:
     """Run the whole evaluation.
 
@@ -363,14 +369,14 @@ def evaluate_submission(
             tells how far it came.
     """
     with ExitStack() as stack:
-        run = Evaluation(request, task, device, progress)
+        run = Evaluation(request, task, host.device, progress)
         try:
             with progress.phase("spawn"):
-                run.open(stack, zygote, server, base, request.code)
+                run.open(stack, host, request.code)
             with progress.phase("compile"):
                 run.load("ModelNew", True)
             with progress.phase("share"):
-                slots = SharedSlots(task, device)
+                slots = SharedSlots(task, host.device)
                 stack.callback(slots.close)
                 run.share(slots)
             with progress.phase("correctness"):
@@ -379,7 +385,7 @@ def evaluate_submission(
             progress.stage = "timing"
             with progress.phase("timing"):
                 samples = run.timed_calls(reference, verify=True)
-            measured = timing.submission(samples, baseline.overhead_ms, AGREEMENT[device.kind])
+            measured = timing.submission(samples, baseline.overhead_ms, AGREEMENT[host.device.kind])
             progress.stage = "scored"
             return Score(baseline.timing, measured, task.facts)
         finally:

@@ -116,7 +116,9 @@ class OutputPlacement:
         self._seen = {}
         self._count = 0
 
-    def offer(self, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device | None) -> torch.Tensor | None:
+    def offer(
+        self, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device | None
+    ) -> torch.Tensor | None:
         """The slot for an allocation of this shape if it is planned to become an output; counts it either way."""
         numel = 1
         for extent in shape:

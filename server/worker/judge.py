@@ -24,6 +24,7 @@ from server.worker import sandbox
 from server.worker.device import Device, create_device
 from server.worker.evaluation import (
     Baseline,
+    Host,
     Progress,
     Score,
     TaskUnscorable,
@@ -42,7 +43,7 @@ _CUDA_OUT_OF_MEMORY = 2
 
 
 class Judge:
-    """Scores submissions on one device. Not reusable after an InfrastructureFault of its own: the server replaces it."""
+    """Scores submissions on one device. Not to be used after a fault of its own: the server replaces it then."""
 
     def __init__(self, server: Connection, kind: str) -> None:
         self._server = server
@@ -56,6 +57,8 @@ class Judge:
             capability = f"{major}.{minor}"
         self._zygote = Zygote(kind, capability)
         warm_up()
+        self._triton_seed = _build_triton_utilities(self._base) if kind == "cuda" else None
+        self._host = Host(self._device, self._zygote, server, self._base, self._triton_seed)
         self._tasks: OrderedDict[str, TaskContext] = OrderedDict()
         self._baselines: dict[str, Baseline] = {}
 
@@ -77,6 +80,8 @@ class Judge:
         """The verdict on one submission. Raises ServerGone only."""
         progress = Progress()
         verdict = Verdict(request.eval_id, "compile", "infrastructure")
+        # A collection inside the clock would be billed to the submission.
+        gc.disable()
         try:
             score = self._score(request, progress)
             _fill_score(verdict, score)
@@ -111,9 +116,7 @@ class Judge:
             task = self._task(request)
         with progress.phase("baseline"):
             baseline = self._baseline(request, task)
-        return evaluate_submission(
-            request, task, baseline, self._device, self._zygote, self._server, self._base, progress
-        )
+        return evaluate_submission(request, task, baseline, self._host, progress)
 
     def _task(self, request: Evaluate) -> TaskContext:
         key = task_key(request)
@@ -134,10 +137,7 @@ class Judge:
     def _baseline(self, request: Evaluate, task: TaskContext) -> Baseline:
         key = f"{task_key(request)} {request.timed_runs}"
         if key not in self._baselines:
-            self._clean()
-            self._baselines[key] = measure_baseline(
-                request, task, self._device, self._zygote, self._server, self._base
-            )
+            self._baselines[key] = measure_baseline(request, task, self._host)
         return self._baselines[key]
 
     def _feedback(self, failure: SubmissionFailed, progress: Progress) -> str:
@@ -147,6 +147,7 @@ class Judge:
         return scrub_paths(text, {self._base: "/tmp", sys.prefix: "<python>", sys.base_prefix: "<python>"})
 
     def _clean(self) -> None:
+        gc.enable()
         gc.collect()
         self._device.empty_cache()
 
@@ -162,7 +163,21 @@ def _fill_score(verdict: Verdict, score: Score) -> None:
     verdict.t_new_spread = round(score.submission.spread, 5)
     verdict.timed_runs = score.submission.runs
     verdict.timing_method = score.submission.method
+    verdict.t_event_ms, verdict.t_wall_ms = score.submission.event_ms, score.submission.wall_ms
     verdict.facts = score.facts
+
+
+def _build_triton_utilities(base: str) -> str | None:
+    """Have Triton compile its driver utilities once, into a cache that every candidate starts from a copy of."""
+    seed = os.path.join(base, "triton-seed")
+    os.environ["TRITON_CACHE_DIR"] = seed
+    try:
+        import triton
+
+        _ = triton.runtime.driver.active.utils  # type: ignore[attr-defined]
+    except Exception:
+        return None  # candidates compile them themselves, which costs each a second
+    return seed if os.path.isdir(seed) else None
 
 
 def _fault_code(error: Exception) -> str:

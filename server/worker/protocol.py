@@ -95,11 +95,12 @@ class Verdict(msgspec.Struct, tag="verdict"):
     t_new_spread: float | None = None
     timed_runs: int | None = None
     timing_method: str | None = None
+    t_event_ms: float | None = None  # the two medians the timing was decided on, for the log
+    t_wall_ms: float | None = None
     facts: TaskFacts | None = None
     infra_code: str | None = None
     infra_detail: str = ""  # for the log, never for the client
     phase_seconds: dict[str, float] = {}
-
 
 
 # ---------------------------------------------------------------- judge <-> candidate
@@ -127,7 +128,7 @@ class Loaded(msgspec.Struct, tag="loaded"):
 
 
 class Construct(msgspec.Struct, tag="construct"):
-    """judge -> candidate: build the model under `seed`. `init` is tree.flatten's spec of the constructor's arguments."""
+    """judge -> candidate: build the model under `seed`. `init` is tree.flatten's spec of the arguments."""
 
     seed: int
     init: list[Any]

@@ -35,12 +35,17 @@ AGREEMENT = {"cuda": Agreement(0.05, 0.06), "cpu": Agreement(0.10, 1.0)}
 
 @dataclass(frozen=True)
 class Timing:
-    """The result: `time_ms` is the median that counts, `spread` is (p90 - p10) / median, method "event" or "wall"."""
+    """The result: `time_ms` is the median that counts, `spread` is (p90 - p10) / median, method "event" or "wall".
+
+    `event_ms` and `wall_ms` are the two medians it was decided on: the candidate's and the judge's.
+    """
 
     time_ms: float
     spread: float
     runs: int
     method: str
+    event_ms: float
+    wall_ms: float
 
 
 def _median(values: Sequence[float]) -> float:
@@ -56,7 +61,8 @@ def baseline(samples: Sequence[Sample]) -> tuple[Timing, float]:
     """The trusted reference's timing, and the judge's overhead in its window in ms."""
     events = [sample.event_ms for sample in samples]
     overhead = _median([sample.window_ms - sample.event_ms for sample in samples])
-    return Timing(_median(events), _spread(events), len(events), "event"), max(0.0, overhead)
+    event = _median(events)
+    return Timing(event, _spread(events), len(events), "event", event, event), max(0.0, overhead)
 
 
 def submission(samples: Sequence[Sample], overhead_ms: float, agreement: Agreement) -> Timing:
@@ -65,5 +71,5 @@ def submission(samples: Sequence[Sample], overhead_ms: float, agreement: Agreeme
     walls = [max(sample.window_ms - overhead_ms, 0.0) for sample in samples]
     event, wall = _median(events), _median(walls)
     if event > 0 and wall <= event * (1 + agreement.relative) + agreement.absolute_ms:
-        return Timing(event, _spread(events), len(events), "event")
-    return Timing(max(wall, event), _spread(walls), len(walls), "wall")
+        return Timing(event, _spread(events), len(events), "event", event, wall)
+    return Timing(max(wall, event), _spread(walls), len(walls), "wall", event, wall)

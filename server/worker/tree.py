@@ -106,7 +106,7 @@ def flatten(value: Any) -> tuple[Spec, list[torch.Tensor]]:
 
 
 def _split(item: Any, depth: int, tensors: list[torch.Tensor], nodes: list[int]) -> Spec:
-    # Not a closure: a function that refers to itself is a cycle, which would keep the tensors until the next collection.
+    # Not a closure: a function that refers to itself is a cycle, and would keep the tensors until a collection.
     nodes[0] += 1
     _bound(depth, nodes[0])
     if isinstance(item, torch.Tensor):

@@ -37,9 +37,6 @@ from server.worker.protocol import (
 
 with contextlib.suppress(ImportError):  # the cpu evaluator can run without triton for C++ submissions
     import triton  # noqa: F401
-    import triton.compiler
-    import triton.language
-    import triton.runtime
 
 
 def _child(
