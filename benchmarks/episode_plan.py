@@ -10,8 +10,8 @@ from typing import Any
 from kernel_env.models import Outcome, Stage
 
 KERNELS = Path(__file__).resolve().parent / "kernels"
-# Its first call ends after KERNEL_ENV_RUN_TIMEOUT_S and a minute for compiling; the rest is start and clean-up.
-NEVER_RETURNS_LIMIT_S = 120.0
+# Its first call ends after KERNEL_ENV_RUN_TIMEOUT_S and half a minute for compiling; the rest is start and clean-up.
+NEVER_RETURNS_LIMIT_S = 75.0
 
 # Cheap ones first, so that a run that is cut short has shown most.
 TRITON_TASKS = (

@@ -79,6 +79,7 @@ def build_app(settings: Settings, evaluator: Evaluator | None = None) -> FastAPI
     services = Services(settings, evaluator, tasks, log)
     try:
         evaluator.start()
+        log.write("start", **evaluator.status())
         _check_reward(settings, evaluator.device)
         return _assemble(services)
     except BaseException:

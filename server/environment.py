@@ -283,6 +283,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
             step_count=episode.step_count,
             attempts=judged.attempts,
             infra_detail=judged.infra_detail or None,
+            clocks_ms=judged.clocks_ms,
             feedback=observation.feedback,
             **observation.model_dump(include=wanted),
         )

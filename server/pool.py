@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -23,6 +25,7 @@ from typing import Any
 
 from server.evaluator import EvalResult, EvaluatorUnavailable
 from server.settings import Settings
+from server.worker.level import shortfall
 from server.worker.protocol import (
     Cancel,
     Connection,
@@ -117,7 +120,7 @@ class _Queue:
 class _Worker:
     """One judge and the thread that owns it."""
 
-    def __init__(self, number: int, kind: str, gpu: int | None, queue: _Queue) -> None:
+    def __init__(self, number: int, kind: str, gpu: int | None, queue: _Queue, sandbox_required: bool) -> None:
         self.number = number
         self.gpu = gpu
         self.state = "starting"
@@ -126,8 +129,10 @@ class _Worker:
         self.faults = 0
         self.first_start: Future[None] = Future()
         self._kind = kind
+        self._sandbox_required = sandbox_required
         self._queue = queue
         self._process: subprocess.Popen[bytes] | None = None
+        self._base: str | None = None
         self._connection: Connection | None = None
         self._sending = threading.Lock()
         self._job: _Job | None = None
@@ -248,9 +253,13 @@ class _Worker:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
         if self.gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(self.gpu)
+        # Ours to remove, because a judge that is killed cannot.
+        self._base = tempfile.mkdtemp(prefix="kernel_env-")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "server.worker.judge", str(theirs.fileno()), self._kind],
+            [sys.executable, "-m", "server.worker.judge", str(theirs.fileno()), self._kind, self._base],
             env=environment,
+            # Python puts the working directory on its path, and what is on the path is shown to submissions.
+            cwd=root,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -264,6 +273,11 @@ class _Worker:
         if isinstance(message, StartFailed):
             raise EvaluatorUnavailable(message.reason)
         assert isinstance(message, Ready)
+        if self._sandbox_required and (missing := shortfall(message.device.sandbox)) is not None:
+            raise EvaluatorUnavailable(
+                f"KERNEL_ENV_SANDBOX=required, and the sandbox that this host allows ({message.device.sandbox}) lacks: "
+                f"{missing}. Give the server what is missing, or set KERNEL_ENV_SANDBOX=available."
+            )
         self.device = message.device
 
     def _stop_judge(self) -> None:
@@ -279,6 +293,9 @@ class _Worker:
                 self._process.kill()
                 self._process.wait()
             self._process = None
+        if self._base is not None:
+            shutil.rmtree(self._base, ignore_errors=True)
+            self._base = None
 
 
 class PoolEvaluator:
@@ -311,7 +328,8 @@ class PoolEvaluator:
                 )
         gpus: list[int | None] = list(self._settings.gpus) if self.name == "gpu" else [None]
         kind = "cuda" if self.name == "gpu" else "cpu"
-        self._workers = [_Worker(number, kind, gpu, self._queue) for number, gpu in enumerate(gpus)]
+        required = self._settings.sandbox == "required"
+        self._workers = [_Worker(number, kind, gpu, self._queue, required) for number, gpu in enumerate(gpus)]
         for worker in self._workers:
             try:
                 worker.first_start.result(START_TIMEOUT_S + GRACE_S)

@@ -24,6 +24,7 @@ class Settings(BaseSettings):
     max_sessions: int = Field(default=64, ge=1)
     eval_log: Path | None = None
     reward: Literal["speedup", "roofline"] = "speedup"
+    sandbox: Literal["available", "required"] = "available"
     roofline_reject: float = Field(default=0.8, ge=0.0)
     atol: float = Field(default=1e-2, gt=0)
     rtol: float = Field(default=1e-2, ge=0)

@@ -50,6 +50,8 @@ class Judged:
     gpu: str | None = None
     attempts: int = 0
     infra_detail: str = ""
+    clocks_ms: dict[str, float | None] = field(default_factory=dict)
+    """The medians the timing was decided on: the candidate's events and the judge's clock."""
 
 
 async def judge(services: Services, task: Task, language: Language, code: str, deadline_s: float) -> Judged:
@@ -69,6 +71,7 @@ async def judge(services: Services, task: Task, language: Language, code: str, d
             judged.attempts = result.attempts
             judged.phase_seconds |= {**result.verdict.phase_seconds, "queue": result.queue_s}
             judged.infra_detail = result.verdict.infra_detail
+            judged.clocks_ms = {"event": result.verdict.t_event_ms, "wall": result.verdict.t_wall_ms}
             judged.score = score(result.verdict, services.settings, device, task.task_id)
     except Exception as exc:
         judged.score = infrastructure(InfraCode.JUDGE_ERROR)

@@ -1,6 +1,6 @@
 """Submissions for the tests of the cpu evaluator: one correct softmax with holes, and what goes wrong in each hole.
 
-Data only; imports nothing heavy. The task is always level1/23_Softmax in its small variant.
+Data only; imports nothing heavy. The task is level1/23_Softmax in its small variant, and level1/19_ReLU for C++.
 """
 
 from __future__ import annotations
@@ -80,61 +80,125 @@ class Bad:
     words: tuple[str, ...]
 
 
+def at(hole: str, line: str) -> str:
+    """A softmax with one statement in a hole, under a condition that a parser cannot decide."""
+    return softmax(**{hole: f"if time is not None:\n    {line}"})
+
+
 BAD: dict[str, Bad] = {
-    "wrong values": Bad(softmax(value="y / tl.sum(y, axis=0) * 1.5"), "correctness", "wrong_values", ("differ",)),
+    "wrong values": Bad(
+        softmax(value="y / tl.sum(y, axis=0) * 1.5"), "correctness", "wrong_values", ("wrong", "expected", "tolerance")
+    ),
     "wrong shape": Bad(softmax(result="out[:, :-1]"), "correctness", "wrong_shape", ("shape", "999", "1000")),
     "wrong dtype": Bad(softmax(result="out.half()"), "correctness", "wrong_dtype", ("float16", "float32")),
-    "wrong structure": Bad(softmax(result="(out, out)"), "correctness", "wrong_structure", ("tuple",)),
-    "not a tensor": Bad(softmax(result="None"), "correctness", "wrong_structure", ("None",)),
-    "NaN": Bad(softmax(value='y * float("nan")'), "correctness", "nonfinite", ("NaN",)),
-    "nothing written": Bad(softmax(value="y", forward="return torch.empty_like(x)"), "correctness", "nonfinite", ()),
-    "not normalized": Bad(softmax(value="y / tl.sum(y, axis=0) * 1.008"), "correctness", "wrong_values", ()),
-    "infinite loop": Bad(softmax(forward="while True:\n    pass"), "correctness", "timeout", ("3 s", "ended")),
-    "endless import": Bad(softmax(top="while True:\n    pass"), "compile", "timeout", ("ended",)),
-    "crash": Bad(
-        softmax(forward="os.kill(os.getpid(), signal.SIGSEGV)"), "correctness", "crashed", ("SIGSEGV", "signal 11")
+    "a tuple": Bad(softmax(result="(out, out)"), "correctness", "wrong_structure", ("tuple", "tensor")),
+    "None": Bad(softmax(result="None"), "correctness", "wrong_structure", ("None", "tensor")),
+    "NaN": Bad(softmax(value='y * float("nan")'), "correctness", "nonfinite", ("NaN", "nan")),
+    "rows that sum to 1.008": Bad(
+        softmax(value="y / tl.sum(y, axis=0) * 1.008"), "correctness", "not_normalized", ("sums to 1",)
     ),
-    "abort while it is built": Bad(softmax(init="os.abort()"), "compile", "crashed", ("SIGABRT",)),
-    "os._exit": Bad(softmax(forward="os._exit(0)"), "correctness", "exited", ("exit code 0",)),
-    "os._exit at import": Bad(softmax(top="os._exit(7)"), "compile", "exited", ("exit code 7",)),
-    "sys.exit": Bad(softmax(forward="sys.exit(0)"), "correctness", "exited", ("SystemExit",)),
+    "infinite loop": Bad(softmax(forward="while True:\n    pass"), "correctness", "timeout", ("forward", "within")),
+    "infinite loop at import": Bad(
+        softmax(top="while time is not None:\n    pass"), "compile", "timeout", ("Importing", "within 3 s")
+    ),
+    "crash by signal": Bad(
+        at("forward", "os.kill(os.getpid(), signal.SIGSEGV)"), "correctness", "crashed", ("SIGSEGV", "signal 11")
+    ),
+    "abort while it is built": Bad(at("init", "os.abort()"), "compile", "crashed", ("SIGABRT",)),
+    "os._exit": Bad(at("forward", "os._exit(0)"), "correctness", "exited", ("exit code 0", "before")),
+    "os._exit at import": Bad(at("top", "os._exit(7)"), "compile", "exited", ("exit code 7",)),
+    "sys.exit": Bad(at("forward", "sys.exit(3)"), "correctness", "exited", ("SystemExit: 3", "in forward")),
     "100 MB of stdout": Bad(
         softmax(forward='for _ in range(100):\n    print("x" * (1 << 20))'),
         "correctness",
         "output_limit",
         ("16 MiB", "print"),
     ),
-    "import error": Bad(
-        softmax(top="import a_module_that_is_not_there"), "compile", "import_error", ("a_module_that_is_not_there",)
+    "import error": Bad(softmax(top="import not_installed_here"), "compile", "import_error", ("not_installed_here",)),
+    "exception at import": Bad(
+        at("top", 'raise ValueError("at import")'), "compile", "compile_error", ("ValueError: at import", "line")
     ),
-    "error at import": Bad(softmax(top='raise ValueError("at import")'), "compile", "compile_error", ("at import",)),
-    "error in __init__": Bad(
-        softmax(init='raise ValueError("while built")'), "compile", "construction_error", ("while built", "__init__")
+    "exception in __init__": Bad(
+        at("init", 'raise ValueError("while built")'), "compile", "construction_error", ("while built", "in __init__")
     ),
-    "error in forward": Bad(
-        softmax(forward='raise ValueError("while called")'), "correctness", "runtime_error", ("while called", "line")
+    "exception in forward": Bad(
+        at("forward", 'raise ValueError("while called")'), "correctness", "runtime_error", ("while called", "forward")
     ),
-    "bad kernel": Bad(softmax(value="tl.no_such_function(y)"), "compile", "compile_error", ("no_such_function",)),
+    "other arguments of __init__": Bad(
+        softmax().replace("def __init__(self):", "def __init__(self, size):"),
+        "compile",
+        "construction_error",
+        ("size", "__init__"),
+    ),
+    "other arguments of forward": Bad(
+        softmax().replace("def forward(self, x):", "def forward(self, x, y):"), "correctness", "runtime_error", ("'y'",)
+    ),
+    "kernel that does not compile": Bad(
+        softmax(value="tl.no_such_function(y)"), "compile", "compile_error", ("no_such_function", "softmax_kernel")
+    ),
     "out of memory": Bad(
-        softmax(forward="held = []\nwhile True:\n    held.append(bytearray(256 << 20))"),
+        softmax(forward="held = []\nwhile True:\n    held.append(torch.empty(1 << 26))"),
         "correctness",
         "out_of_memory",
-        ("memory",),
+        ("memory", "line"),
     ),
-    "one huge tensor": Bad(softmax(forward="torch.empty(1 << 40)"), "correctness", "out_of_memory", ("memory",)),
-    "hidden fallback": Bad(
-        softmax(forward='return getattr(torch, "soft" + "max")(x, 1)'),
-        "correctness",
-        "format_violation",
-        ("softmax", "own kernel"),
+    "one huge tensor": Bad(
+        softmax(forward="torch.empty(1 << 40)"), "correctness", "out_of_memory", ("allocate", "4398046511104 bytes")
     ),
-    "host read": Bad(
-        softmax(forward="if x[0, 0].item() > 2:\n    return x"), "correctness", "format_violation", ("host", ".item()")
+    "torch fallback": Bad(softmax(result="torch.softmax(x, 1)"), "static", "static_violation", ("torch.softmax",)),
+    "torch arithmetic in forward": Bad(
+        softmax(forward="x = x * 1.0"), "correctness", "format_violation", ("aten.mul", "own kernel")
     ),
-    "syntax error": Bad("def forward(:\n", "compile", "syntax_error", ("submission.py", "line 1")),
-    "missing ModelNew": Bad(GOOD.replace("ModelNew", "Model"), "compile", "missing_model", ("ModelNew",)),
-    "ModelNew is no module": Bad(
-        GOOD.replace("class ModelNew(nn.Module)", "class ModelNew"), "compile", "missing_model", ("torch.nn.Module",)
+    "value read on the host": Bad(
+        softmax(forward="if x[0, 0].item() > 2:\n    return x"), "correctness", "format_violation", (".item()", "host")
+    ),
+    "syntax error": Bad(softmax(result="(out"), "static", "syntax_error", ("line 32",)),
+    "missing ModelNew": Bad(
+        softmax().replace("class ModelNew", "class Softmax"), "static", "missing_model", ("ModelNew",)
     ),
 }
-"""What the evaluator says; the static checks of a server reject a few of these before it."""
+"""Through a server: the static checks come first."""
+
+UNCHECKED: dict[str, Bad] = {
+    "syntax error": Bad(softmax(result="(out"), "compile", "syntax_error", ("SyntaxError", "line 32")),
+    "missing ModelNew": Bad(
+        softmax().replace("class ModelNew", "class Softmax"), "compile", "missing_model", ("no class ModelNew",)
+    ),
+    "ModelNew is no module": Bad(
+        softmax().replace("ModelNew(nn.Module)", "ModelNew"), "compile", "missing_model", ("torch.nn.Module",)
+    ),
+    "torch fallback": Bad(
+        softmax(result="torch.softmax(x, 1)"), "correctness", "format_violation", ("_softmax", "own kernel")
+    ),
+}
+"""What the evaluator itself says where the static checks have not been asked."""
+
+RELU_CPP = '''\
+import torch
+import torch.nn as nn
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = r"""
+torch::Tensor relu(torch::Tensor x) {
+    auto out = torch::empty_like(x);
+    const float* in = x.data_ptr<float>();
+    float* to = out.data_ptr<float>();
+    for (int64_t i = 0; i < x.numel(); ++i) {
+        to[i] = in[i] > 0 ? in[i] : 0;
+    }
+    return out;
+}
+"""
+
+extension = load_inline(name="relu_cpp", cpp_sources=SOURCE, functions=["relu"])
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return extension.relu(x.contiguous())
+'''
+
+# Without torch's headers the compiler fails within a second.
+BROKEN_CPP = RELU_CPP.replace("auto out", "automatic out").replace(
+    'functions=["relu"]', 'functions=["relu"], no_implicit_headers=True'
+)

@@ -22,6 +22,7 @@ from server.worker import layout, tree
 from server.worker.device import Device, Slot
 from server.worker.guard import DispatchGuard, GuardViolation, OutputPlacement
 from server.worker.protocol import (
+    GATE_BYTES,
     CandidateReply,
     CandidateRequest,
     Connection,
@@ -76,6 +77,7 @@ class Candidate:
         self._outputs: list[torch.Tensor] = []
         self._expected: list[SlotLayout] = []
         self._weights: list[torch.Tensor] = []
+        self._gate: torch.Tensor | None = None
         self._placement: OutputPlacement | None = None
         self._returned: list[torch.Tensor] = []
 
@@ -112,7 +114,7 @@ class Candidate:
 
     def _map(self, request: Slots, fds: list[int]) -> SlotsMapped:
         sizes = [entry.nbytes for entry in (*request.inputs, *request.outputs)]
-        sizes.append(layout.weights_nbytes(request.weights))
+        sizes += [layout.weights_nbytes(request.weights), GATE_BYTES]
         blocks = []
         for nbytes, fd in zip(sizes, fds, strict=True):
             slot = self._device.import_slot(fd, nbytes)
@@ -125,7 +127,8 @@ class Candidate:
         self._outputs = [
             layout.view(block, entry) for block, entry in zip(blocks[split:], request.outputs, strict=False)
         ]
-        self._weights = layout.weight_views(blocks[-1], request.weights)
+        self._weights = layout.weight_views(blocks[-2], request.weights)
+        self._gate = blocks[-1]
         self._expected = request.outputs
         contiguous = [view.as_strided(view.shape, layout.contiguous_strides(view.shape)) for view in self._outputs]
         self._placement = OutputPlacement(contiguous) if self._deny else None
@@ -134,6 +137,8 @@ class Candidate:
     def _construct(self, request: Construct) -> Constructed:
         assert self._class is not None
         self._model = None
+        if self._placement is not None:
+            self._placement.forget()
         self._device.empty_cache()
         arguments = tree.unflatten(request.init, [])
         model = construct(self._class, arguments, request.seed, self._device.torch_device)
@@ -141,7 +146,10 @@ class Candidate:
         self._statistics = snapshot_statistics(model)
         if _holds_plain_tensors(model):
             return Constructed(None)
-        return Constructed([(name, list(shape), dtype) for name, shape, dtype in state_schema(model)])
+        try:
+            return Constructed([(name, list(shape), dtype) for name, shape, dtype in state_schema(model)])
+        except tree.TreeError:  # of a dtype that cannot be sent: packed weights
+            return Constructed(None)
 
     def _load_weights(self, request: LoadWeights) -> WeightsLoaded:
         assert self._model is not None
@@ -152,7 +160,8 @@ class Candidate:
         return WeightsLoaded()
 
     def _run(self, request: Run) -> Ran:
-        assert self._model is not None
+        assert self._model is not None and self._gate is not None
+        self._device.wait_gate(self._gate, request.gate)
         arguments = tree.unflatten(request.inputs, self._inputs)
         if request.seed is not None:
             seed_all(request.seed)
@@ -207,8 +216,10 @@ class Candidate:
 
 
 def _holds_plain_tensors(model: torch.nn.Module) -> bool:
-    """Whether a module keeps tensors outside its parameters and buffers: weights it packed while it was built."""
+    """Whether a module keeps tensors that a load of its state would miss: weights it packed while it was built."""
     for module in model.modules():
+        if any(module._buffers.get(name) is not None for name in module._non_persistent_buffers_set):
+            return True
         for name, value in vars(module).items():
             if name in ("_parameters", "_buffers", "_modules"):
                 continue
@@ -232,6 +243,8 @@ def classify(error: BaseException, phase: type) -> str:
         return "out_of_memory"
     if isinstance(error, SystemExit):
         return "exited"
+    if isinstance(error, tree.TreeError) and phase is Run:
+        return "wrong_structure"
     if isinstance(error, SyntaxError):
         return "syntax_error"
     if type(error).__name__ in _COMPILE_ERRORS or "Error building extension" in text or "Ninja is required" in text:
@@ -243,13 +256,13 @@ def classify(error: BaseException, phase: type) -> str:
 
 def describe(error: BaseException) -> str:
     """The message and the submission's own frames of the traceback, bounded."""
-    if isinstance(error, (_Failure, GuardViolation)):
+    if isinstance(error, (_Failure, GuardViolation, tree.TreeError)):
         return str(error)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if os.path.basename(frame.filename) == "submission.py"
-    ] or traceback.extract_tb(error.__traceback__)
+    ]
     lines = "".join(traceback.format_list(frames[-6:]))
     text = "".join(traceback.format_exception_only(error)).strip()
     if len(text) > MAX_MESSAGE_CHARS:
@@ -258,8 +271,18 @@ def describe(error: BaseException) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def _take_first_configuration() -> None:
+    """Make @triton.autotune take the first valid configuration: the interpreter has no driver to time them with."""
+    with contextlib.suppress(ImportError):  # C++ submissions run without triton
+        from triton.runtime.autotuner import Autotuner
+
+        Autotuner._bench = lambda self, *args, config, **meta: 0.0
+
+
 def serve(connection: Connection, device: Device) -> None:
     """Answer the judge until it closes the connection."""
+    if device.kind == "cpu":
+        _take_first_configuration()
     candidate = Candidate(device)
     # The context takes longer to create than the judge needs to send the first request. An error shows again later.
     with contextlib.suppress(Exception):

@@ -6,6 +6,7 @@ memory of its own and only then compares, so a verdict depends on nothing that t
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -19,9 +20,9 @@ import torch
 
 from server.worker import layout, timing, tree
 from server.worker.compare import Comparison, ReferenceUnusable, compare, compare_scalars
-from server.worker.device import Device, Slot
+from server.worker.device import Device
 from server.worker.inputs import InputFamily
-from server.worker.process import CandidateProcess, SubmissionFailed, Zygote
+from server.worker.process import CandidateProcess, InfrastructureFault, SubmissionFailed, Zygote
 from server.worker.protocol import (
     Connection,
     Construct,
@@ -40,13 +41,13 @@ from server.worker.protocol import (
     TaskFacts,
     WeightsLoaded,
 )
-from server.worker.sandbox import CANDIDATE_UID
+from server.worker.slots import SharedSlots
 from server.worker.task_context import Draw, Reference, TaskContext, fresh_seed
 from server.worker.timing import AGREEMENT, Sample, Timing
 from server.worker.weights import state_tensors
 
 # The first call of a forward compiles Triton kernels and may autotune.
-FIRST_CALL_EXTRA_S = 60.0
+FIRST_CALL_EXTRA_S = 30.0
 # Timed calls stop early once they have taken this long together.
 TIMING_BUDGET_S = {"cuda": 6.0, "cpu": 2.0}
 MIN_TIMED_RUNS = 3
@@ -98,58 +99,6 @@ class Progress:
             self.phase_seconds[name] = round(self.phase_seconds.get(name, 0.0) + spent, 4)
 
 
-class SharedSlots:
-    """The memory one evaluation shares with its candidate, and the judge's private copies of the outputs."""
-
-    def __init__(self, task: TaskContext, device: Device) -> None:
-        self._slots: list[Slot] = []
-        self.fds: list[int] = []
-        try:
-            sizes = [entry.nbytes for entry in (*task.inputs, *task.outputs)]
-            for nbytes in (*sizes, layout.weights_nbytes(task.weights)):
-                slot, fd = device.allocate(nbytes)
-                self._slots.append(slot)
-                self.fds.append(fd)
-            blocks = [slot.tensor for slot in self._slots]
-            assert all(block is not None for block in blocks)
-            split = len(task.inputs)
-            self._input_blocks = blocks[:split]
-            self._output_blocks = blocks[split:-1]
-            self.inputs = [layout.view(b, e) for b, e in zip(self._input_blocks, task.inputs, strict=True)]  # type: ignore[arg-type]
-            self.weights = layout.weight_views(blocks[-1], task.weights)  # type: ignore[arg-type]
-            self._snapshots = [torch.empty_like(block) for block in self._output_blocks]  # type: ignore[arg-type]
-        except BaseException:
-            self.close()
-            raise
-        self._poison = [0xFF if tree.dtype_from_name(e.dtype).is_floating_point else None for e in task.outputs]
-        self._bools = [e.dtype == "bool" for e in task.outputs]
-        self._flip = False
-
-    def poison(self) -> None:
-        """Overwrite the outputs: NaN for floats, for the others a pattern that changes from call to call."""
-        self._flip = not self._flip
-        for block, pattern, is_bool in zip(self._output_blocks, self._poison, self._bools, strict=True):
-            other = int(self._flip) if is_bool else 0x55 if self._flip else 0xAA
-            block.fill_(pattern if pattern is not None else other)  # type: ignore[union-attr]
-
-    def snapshot(self) -> None:
-        for mine, shared in zip(self._snapshots, self._output_blocks, strict=True):
-            mine.copy_(shared)  # type: ignore[arg-type]
-
-    def answer(self, index: int, entry: SlotLayout) -> torch.Tensor:
-        """Output `index` as the judge's copy holds it."""
-        return layout.view(self._snapshots[index], entry)
-
-    def close(self) -> None:
-        for name in ("inputs", "weights", "_snapshots", "_input_blocks", "_output_blocks"):
-            self.__dict__.pop(name, None)
-        for fd in self.fds:
-            os.close(fd)
-        for slot in self._slots:
-            slot.close()
-        self.fds, self._slots = [], []
-
-
 class Evaluation:
     """One run of a source, the submission's or the baseline's, in a candidate process."""
 
@@ -165,7 +114,7 @@ class Evaluation:
 
     def open(self, stack: ExitStack, host: Host, source: str) -> None:
         """Fork a candidate with `source` in a fresh working directory; `stack` ends and removes both."""
-        uid = None if host.zygote.sandbox == "same-uid" else CANDIDATE_UID
+        uid = host.zygote.uid
         workdir = tempfile.mkdtemp(prefix="eval-", dir=host.base)
         stack.callback(shutil.rmtree, workdir, ignore_errors=True)
         if host.triton_seed is not None:
@@ -177,7 +126,7 @@ class Evaluation:
             for parent, _, files in os.walk(workdir):
                 for entry in (parent, *(os.path.join(parent, name) for name in files)):
                     os.chown(entry, uid, uid)
-        spawn = Spawn(workdir, uid, _memory_limit(self._device.kind))
+        spawn = Spawn(workdir, _memory_limit(self._device.kind))
         self._candidate = stack.enter_context(CandidateProcess(host.zygote, host.server, spawn))
         self._opened = True
 
@@ -215,7 +164,8 @@ class Evaluation:
     def call(self, draw: Draw, forward_seed: int | None) -> tuple[Ran, float]:
         """One call of the candidate on `draw`, and the judge's window around it in ms.
 
-        The inputs appear in the shared slots inside the window; the answer is copied inside it too.
+        The inputs appear in the shared slots inside the window, as late as a cold L2 cache allows; the answer is copied
+        inside it too.
         """
         first = self._calls == 0
         timeout_s = self._request.run_timeout_s
@@ -223,21 +173,28 @@ class Evaluation:
             timeout_s += min(FIRST_CALL_EXTRA_S, self._request.compile_timeout_s)
         self._calls += 1
         slots = self._slots
-        request = Run(fresh_seed(), draw.spec, forward_seed)
+        request = Run(fresh_seed(), self._calls, draw.spec, forward_seed)
         slots.poison()
         self._device.synchronize()
         started = time.perf_counter()
+        if self._device.gated:
+            # Its launches queue behind the gate while the device is busy with what follows.
+            self._candidate.send(request, timeout_s)
+            self._device.lead()
         for slot, value in zip(slots.inputs, draw.tensors, strict=True):
             slot.copy_(value)
         self._device.flush_l2()
-        self._device.synchronize()
-        self._candidate.send(request, timeout_s)
+        self._device.open_gate(slots.gate, request.gate)
+        if not self._device.gated:
+            self._candidate.send(request, timeout_s)
         answer = self._candidate.wait(Ran, timeout_s, "A call of forward")
         slots.snapshot()
         self._device.synchronize()
         window_ms = (time.perf_counter() - started) * 1e3
         if answer.call != request.call:
             raise SubmissionFailed("protocol_error", "The submission's process answered a call that was not made.")
+        if not (math.isfinite(answer.elapsed_ms) and answer.elapsed_ms >= 0):
+            raise SubmissionFailed("protocol_error", "The submission's process reported a time that is not one.")
         return answer, window_ms
 
     def verify(self, reference: Reference, draw: Draw, forward_seed: int | None, answer: Ran) -> None:
@@ -340,6 +297,7 @@ def measure_baseline(request: Evaluate, task: TaskContext, host: Host) -> Baseli
 
     Raises:
         TaskUnscorable: the reference itself fails there.
+        InfrastructureFault: its process was lost.
     """
     with ExitStack() as stack:
         run = Evaluation(request, task, host.device, Progress())
@@ -354,6 +312,9 @@ def measure_baseline(request: Evaluate, task: TaskContext, host: Host) -> Baseli
             run.call(task.draw(), task.forward_seed())
             samples = run.timed_calls(reference, verify=False)
         except SubmissionFailed as failure:
+            if failure.outcome in ("crashed", "exited", "timeout", "protocol_error"):
+                # Our own process died or hung; the reference is trusted code.
+                raise InfrastructureFault("worker_lost", f"the baseline: {failure.message}") from failure
             raise TaskUnscorable(f"the reference failed when it was timed: {failure.message}") from failure
         measured, overhead_ms = timing.baseline(samples)
         return Baseline(measured, overhead_ms)

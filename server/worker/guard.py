@@ -44,8 +44,10 @@ _LAYOUT = {
     "alias",
     "as_strided",
     "as_strided_",
+    "cat",
     "chunk",
     "clone",
+    "constant_pad_nd",
     "contiguous",
     "copy_",
     "detach",
@@ -68,6 +70,7 @@ _LAYOUT = {
     "split_with_sizes",
     "squeeze",
     "squeeze_",
+    "stack",
     "swapaxes",
     "swapdims",
     "sym_size",
@@ -111,6 +114,10 @@ class OutputPlacement:
         self._plan: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._count = 0
+
+    def forget(self) -> None:
+        """Drop the plan. For a new model, whose first forward may allocate what it keeps: that must not be a slot."""
+        self._plan = {}
 
     def begin(self) -> None:
         self._seen = {}

@@ -3,7 +3,9 @@
 It alone holds references, seeds, expected outputs and the clock. It speaks to the server over a Unix socket (the
 messages of protocol.py), forks candidates through its zygote, and ends when the server's socket closes.
 
-    python -m server.worker.judge FD cuda|cpu
+    python -m server.worker.judge FD cuda|cpu DIRECTORY
+
+DIRECTORY is empty and becomes the parent of the candidates' own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 import traceback
 from collections import OrderedDict
 
@@ -45,11 +46,11 @@ _CUDA_OUT_OF_MEMORY = 2
 class Judge:
     """Scores submissions on one device. Not to be used after a fault of its own: the server replaces it then."""
 
-    def __init__(self, server: Connection, kind: str) -> None:
+    def __init__(self, server: Connection, kind: str, base: str) -> None:
         self._server = server
         self._device: Device = create_device(kind)
         # Readable by nobody else; the candidates' own directories below it are.
-        self._base = tempfile.mkdtemp(prefix="kernel_env-")
+        self._base = base
         os.chmod(self._base, 0o711)
         capability = None
         if kind == "cuda":
@@ -90,7 +91,7 @@ class Judge:
             verdict.feedback = self._feedback(failure, progress)
             if failure.outcome == "compile_error":
                 progress.stage, progress.compiled = "compile", False
-        except TaskUnscorable as error:
+        except (TaskUnscorable, TaskError) as error:
             verdict.outcome, verdict.feedback = "unscorable_task", f"This task cannot be scored here: {error}"
         except Cancelled:
             verdict.infra_code = "cancelled"
@@ -129,6 +130,10 @@ class Judge:
             raise TaskUnscorable(str(error)) from error
         except torch.OutOfMemoryError as error:
             raise TaskUnscorable("the reference does not fit into this device's memory") from error
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            raise TaskUnscorable(f"the reference cannot be run: {type(error).__name__}: {error}") from error
         self._tasks[key] = task
         if len(self._tasks) > MAX_CACHED_TASKS:
             self._tasks.popitem(last=False)
@@ -191,12 +196,12 @@ def _fault_code(error: Exception) -> str:
 
 
 def main() -> None:
-    fd, kind = int(sys.argv[1]), sys.argv[2]
+    fd, kind, base = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     connection = Connection(socket.socket(fileno=fd), Evaluate | Cancel, limit=64 << 20)
     sandbox.make_undumpable()
     torch.set_grad_enabled(False)
     try:
-        judge = Judge(connection, kind)
+        judge = Judge(connection, kind, base)
     except (RuntimeError, InfrastructureFault) as error:
         connection.send(StartFailed(f"{type(error).__name__}: {error}"[:1000]))
         return

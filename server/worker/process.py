@@ -41,6 +41,12 @@ _START_TIMEOUT_S = 120.0
 _KILL_TIMEOUT_S = 60.0
 _REPLY_LIMIT = 4 << 20
 
+# The failures a candidate may report of itself: values of kernel_env.models.Outcome that candidate.classify gives.
+_OWN_FAULTS = frozenset(
+    "syntax_error import_error missing_model compile_error construction_error runtime_error format_violation "
+    "wrong_structure out_of_memory exited".split()
+)
+
 # What a candidate's environment may hold; everything else stays with the judge.
 _ENVIRONMENT = (
     "PATH",
@@ -102,7 +108,10 @@ def candidate_environment(kind: str, capability: str | None) -> dict[str, str]:
 
 
 class Zygote:
-    """The fork server's process, seen from the judge. Raises InfrastructureFault when it is lost."""
+    """The fork server's process, seen from the judge. Raises InfrastructureFault when it is lost.
+
+    `sandbox` is the level its candidates get, `uid` the user they run as (None: this one's).
+    """
 
     def __init__(self, kind: str, capability: str | None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -115,7 +124,11 @@ class Zygote:
         theirs.close()
         self.connection = Connection(ours, ZygoteReply)
         self.exited: Exited | None = None
-        self.sandbox = self._expect(ZygoteReady, _START_TIMEOUT_S).sandbox
+        ready = self._expect(ZygoteReady, _START_TIMEOUT_S)
+        if ready.error is not None:
+            self.close()
+            raise RuntimeError(ready.error)
+        self.sandbox, self.uid = ready.sandbox, ready.uid
 
     def spawn(self, request: Spawn, control: socket.socket, output: int) -> None:
         self.exited = None
@@ -239,7 +252,9 @@ class CandidateProcess:
                 if isinstance(message, kind):
                     return message
                 if isinstance(message, Failed):
-                    raise SubmissionFailed(message.outcome, message.message)
+                    # Never an outcome that would blame the server or the task, and so cost nothing.
+                    outcome = message.outcome if message.outcome in _OWN_FAULTS else "protocol_error"
+                    raise SubmissionFailed(outcome, message.message)
                 raise SubmissionFailed("protocol_error", "The submission's process answered out of turn.")
             remaining = deadline - time.monotonic()
             if remaining <= 0:

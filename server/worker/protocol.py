@@ -29,7 +29,7 @@ class DeviceInfo(msgspec.Struct):
     driver: str | None = None
     torch: str | None = None
     triton: str | None = None
-    sandbox: str = "none"  # the level reached: "uid", "same-uid"
+    sandbox: str = "none"  # the level reached, as level.describe writes it
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -141,9 +141,13 @@ class Constructed(msgspec.Struct, tag="constructed"):
     state: list[tuple[str, list[int], str]] | None
 
 
+GATE_BYTES = 4096
+
+
 class Slots(msgspec.Struct, tag="slots"):
     """judge -> candidate: the shared memory. One descriptor for each input, then each output, then one block that
-    holds all weights one after the other, aligned (a model can have more tensors than a frame can carry descriptors).
+    holds all weights one after the other, aligned (a model can have more tensors than a frame can carry descriptors),
+    then the gate's word of GATE_BYTES.
     """
 
     inputs: list[SlotLayout]
@@ -166,9 +170,13 @@ class WeightsLoaded(msgspec.Struct, tag="weights_loaded"):
 
 
 class Run(msgspec.Struct, tag="run"):
-    """judge -> candidate: call the model once. `inputs` is tree.flatten's spec; `seed` reseeds torch when not None."""
+    """judge -> candidate: call the model once. `inputs` is tree.flatten's spec; `seed` reseeds torch when not None.
+
+    `call` is unguessable and echoed; the gate opens at `gate`.
+    """
 
     call: int
+    gate: int
     inputs: list[Any]
     seed: int | None = None
 
@@ -206,14 +214,17 @@ CandidateReply = Loaded | Constructed | SlotsMapped | WeightsLoaded | Ran | Fail
 
 
 class ZygoteReady(msgspec.Struct, tag="zygote_ready"):
-    sandbox: str
+    """zygote -> judge: the level that candidates get and the user they run as, or why they cannot run here."""
+
+    sandbox: str = ""
+    uid: int | None = None
+    error: str | None = None
 
 
 class Spawn(msgspec.Struct, tag="spawn"):
     """judge -> zygote: fork a candidate into `workdir`. Two descriptors travel along: its socket and its stdout."""
 
     workdir: str
-    uid: int | None
     memory_bytes: int
 
 

@@ -1,42 +1,60 @@
 """What a candidate is confined to. Applied in the forked child, before it reads a byte of the submission.
 
-Touches the kernel through ctypes; imports nothing heavy. `level()` says what this host allows: "uid+ns" (another
-user, no network, private /tmp and IPC), "uid" (another user) or "same-uid" (the server was not started as root).
+Touches the kernel through ctypes; imports nothing heavy. What the host allows is probed once, in throw-away children
+that go through exactly what a candidate goes through and then check that it holds; what does not hold is not in the
+level that is reported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
 import resource
+import shutil
 import signal
+import socket
 import sys
 import tempfile
-import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from server.worker import landlock, level, seccomp
+from server.worker.children import Children, kill_user
+from server.worker.level import IPC, LANDLOCK, MOUNT, NET, PID, SCOPE, SECCOMP, UID
+from server.worker.view import SHARED_MEMORY, WORKDIR, View
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
-_CLONE_NEWNS = 0x00020000
-_CLONE_NEWIPC = 0x08000000
-_CLONE_NEWNET = 0x40000000
-_MS_BIND = 4096
-_MS_REC_PRIVATE = 16384 | 262144
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_CAPABILITY_VERSION_3 = 0x20080522
+_CLONE_NEWUSER = 0x10000000
+_NAMESPACES = {MOUNT: 0x00020000, IPC: 0x08000000, NET: 0x40000000}
 
-CANDIDATE_UID = 61234
+# One user for each judge on the host, so that killing by user, and limits by user, reach one candidate only. From a
+# range that systemd's table of users (UIDS-GIDS.md) leaves to nobody.
+FIRST_UID = 60800
+LAST_UID = FIRST_UID + 63
 MAX_FILE_BYTES = 4 << 30
 MAX_OPEN_FILES = 8192
 MAX_TASKS = 2048
+_PROBE_MEMORY_BYTES = 4 << 30
+_PROBE_TIMEOUT_S = 30
 
-# Writable by everybody on an ordinary host; each candidate gets its own.
-_COVERED = {"/tmp", "/var/tmp", "/dev/shm"}
+# In which order features are given up when the device does not work with all of them.
+_LEAST_NEEDED_FIRST = (PID, SECCOMP, SCOPE, LANDLOCK, IPC, MOUNT, NET)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
+def _prctl(option: int, value: int, second: int = 0) -> None:
+    unused = ctypes.c_ulong(0)
+    if _libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(second), unused, unused) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl({option}): {os.strerror(error)}")
 
@@ -51,200 +69,303 @@ def make_undumpable() -> None:
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
-def die_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _isolate() -> None:
-    """New network, IPC and mount namespaces. Raises OSError when the host does not allow them."""
-    if _libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWNS) != 0:
-        raise OSError(ctypes.get_errno(), "unshare")
-    _mount("none", "/", "none", _MS_REC_PRIVATE)
-
-
-def _mount(source: str, target: str, kind: str, flags: int, options: bytes | None = None) -> None:
-    if _libc.mount(source.encode(), target.encode(), kind.encode(), flags, options) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"mounting {target}: {os.strerror(error)}")
-
-
-def level() -> str:
-    """The level this process can give its children, probed in a throw-away child."""
-    if os.geteuid() != 0:
-        return "same-uid"
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _isolate()
-        except OSError:
-            os._exit(1)
-        os._exit(0)
-    return "uid+ns" if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 else "uid"
-
-
-def hidden_runtime() -> dict[str, list[str]]:
-    """The parts of the Python and CUDA installation that a candidate would not see, by the directory that hides them.
-
-    Submitted code runs as another user and with a /tmp of its own, and still has to import from a Python that lies
-    below /root or /tmp.
-    """
-    wanted = {sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)), *sys.path}
-    wanted.add(os.environ.get("CUDA_HOME", ""))
-    hidden: dict[str, list[str]] = {}
-    for path in sorted({os.path.realpath(path) for path in wanted if os.path.isdir(path)}):
-        parts = path.strip("/").split("/")
-        for depth in range(1, len(parts) + 1):
-            ancestor = "/" + "/".join(parts[:depth])
-            if ancestor in _COVERED or not os.stat(ancestor).st_mode & 0o001:
-                hidden.setdefault(ancestor, []).append(path)
-                break
-    return hidden
-
-
-def _cover(workdir: str, hidden: dict[str, list[str]]) -> None:
-    """Put private directories over the shared and the root-only ones, then show the runtime's own paths in them."""
-    handles = [(path, os.open(path, os.O_PATH)) for paths in hidden.values() for path in paths]
-    for directory in (*(_COVERED - {"/tmp"}), *(hidden.keys() - _COVERED)):
-        if os.path.isdir(directory):
-            mode = b"mode=1777" if directory in _COVERED else b"mode=755"
-            _mount("tmpfs", directory, "tmpfs", 0, mode)
-    _mount(workdir, "/tmp", "none", _MS_BIND)
-    for path, handle in handles:
-        os.makedirs(path, exist_ok=True)
-        _mount(f"/proc/self/fd/{handle}", path, "none", _MS_BIND)
-        os.close(handle)
-
-
-def enter(workdir: str, uid: int | None, memory_bytes: int, namespaces: bool, hidden: dict[str, list[str]]) -> str:
-    """Confine the calling process and return the path by which it sees `workdir` (owned by `uid`, mode 0700).
-
-    With namespaces the working directory is bound over /tmp, so that nothing outside it is writable and shared, and
-    paths in tracebacks are the same on every host. `hidden` is what `hidden_runtime` found.
+def claim_uid() -> tuple[int, socket.socket]:
+    """A user that no other judge of this host uses, for as long as the socket is open.
 
     Raises:
-        OSError: a step that the level promises failed.
+        OSError: all are in use.
     """
-    os.setsid()
-    seen = workdir
+    for uid in range(FIRST_UID, LAST_UID + 1):
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0kernel_env-candidate-{uid}")
+        except OSError as error:
+            claim.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return uid, claim
+    raise OSError(errno.EUSERS, f"the users {FIRST_UID} to {LAST_UID} are all in use by judges")
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A level that was found to work, and what is needed to give it to a child."""
+
+    features: frozenset[str]
+    uid: int | None
+    view: View
+    readable: tuple[str, ...] = ()
+    """What Landlock lets a candidate read; without a mount namespace only."""
+
+    def __str__(self) -> str:
+        return level.describe(self.features)
+
+    def children(self) -> Children:
+        return Children(self.uid, PID in self.features)
+
+    def with_features(self, features: frozenset[str]) -> Sandbox:
+        return Sandbox(features, self.uid if UID in features else None, self.view, self.readable)
+
+    def enter(self, workdir: str, memory_bytes: int) -> str:
+        """Confine the calling process and return the path by which it sees `workdir` (owned by `uid`, mode 0700).
+
+        Raises:
+            OSError: a step that the level promises failed.
+        """
+        os.setsid()
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        flags = sum(flag for name, flag in _NAMESPACES.items() if name in self.features)
+        if flags and _libc.unshare(flags) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+        seen = workdir
+        if MOUNT in self.features:
+            self.view.mount(workdir, fresh_proc=PID in self.features)
+            seen = WORKDIR
+        # While directories that are closed to the candidate's user can still be opened.
+        if LANDLOCK in self.features:
+            landlock.restrict(self._rules(seen), SCOPE in self.features)
+        _drop_privileges(self.uid)
+        # After setuid, which clears it.
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        self._limit(memory_bytes)
+        os.chdir(seen)
+        os.umask(0o077)
+        _use_private_directories(seen)
+        if SECCOMP in self.features:
+            seccomp.restrict()
+        return seen
+
+    def _rules(self, workdir: str) -> list[tuple[str, int]]:
+        """Landlock's: what exists may be listed, what the view shows read, devices used, the own directory written."""
+        rules = [(workdir, landlock.ALL), ("/dev", landlock.USE), (os.path.realpath("/proc/self"), landlock.USE)]
+        if MOUNT in self.features:
+            return [*rules, ("/", landlock.READ), (SHARED_MEMORY, landlock.ALL)]
+        return [*rules, ("/", landlock.LIST), *((path, landlock.READ) for path in self.readable)]
+
+    def _limit(self, memory_bytes: int) -> None:
+        limits = {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: MAX_FILE_BYTES,
+            resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
+            # Private writable memory. RLIMIT_AS would count CUDA's address reservations and break it.
+            resource.RLIMIT_DATA: memory_bytes,
+            resource.RLIMIT_MSGQUEUE: 0,
+        }
+        if self.uid is not None or MOUNT in self.features:
+            # Counted per user and user namespace (without root, that of the mounts). With neither of its own it would
+            # count the server's threads too.
+            limits[resource.RLIMIT_NPROC] = MAX_TASKS
+        for name, value in limits.items():
+            _, hard = resource.getrlimit(name)
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(name, (value, value))
+
+    def clean_up(self) -> None:
+        """Remove what an ended candidate could have left outside its working directory."""
+        if self.uid is not None and not {MOUNT, LANDLOCK} & self.features:
+            self.view.sweep(self.uid)
+
+    def verify(self, workdir_inode: int) -> None:
+        """Check from inside, without the calls that made them, that the features are in force.
+
+        Raises:
+            OSError: one is not, and says which.
+        """
+        with open("/proc/self/status") as lines:
+            status = dict(line.rstrip("\n").split(":\t", 1) for line in lines if ":\t" in line)
+        held = {
+            UID: os.getresuid() == (self.uid,) * 3 and os.getgroups() == [],
+            MOUNT: os.stat(WORKDIR).st_ino == workdir_inode and not os.path.exists(__file__),
+            PID: {name for name in os.listdir("/proc") if name.isdigit()} <= {"1", str(os.getpid())},
+            LANDLOCK: not _opens(__file__),
+            SECCOMP: _libc.personality(ctypes.c_ulong(0xFFFFFFFF)) == -1,
+            "the loss of capabilities": not any(int(status.get(name, "0"), 16) for name in ("CapEff", "CapPrm")),
+        }
+        if NET in self.features and os.path.exists("/proc/self/net/dev"):
+            with open("/proc/self/net/dev") as lines:
+                held[NET] = {line.split(":")[0].strip() for line in lines if ":" in line} <= _EMPTY_NETWORK
+        for name, holds in held.items():
+            if not holds and (name in self.features or name not in level.FEATURES):
+                raise OSError(f"{name} is not in force")
+
+
+# What the kernel puts into every new network namespace; none of them leads anywhere.
+_EMPTY_NETWORK = {
+    *("lo", "sit0", "tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "ip6tnl0", "ip6gre0"),
+}
+
+
+def _opens(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
+def _drop_privileges(uid: int | None) -> None:
+    capability = 0
+    try:
+        while True:
+            _prctl(_PR_CAPBSET_DROP, capability)
+            capability += 1
+    except OSError as error:
+        # EINVAL: past the last one. EPERM: not ours to drop, and useless with no_new_privs.
+        if error.errno not in (errno.EINVAL, errno.EPERM):
+            raise
     if uid is not None:
-        if namespaces:
-            _isolate()
-            _cover(workdir, hidden)
-            seen = "/tmp"
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    # After setuid, which clears it.
-    die_with_parent()
-    for name, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
-        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
-        # Private writable memory. RLIMIT_AS would count CUDA's address reservations and break it.
-        (resource.RLIMIT_DATA, memory_bytes),
-    ):
-        _lower(name, value)
-    if uid is not None:
-        # Counted per user, so without a user of its own it would count the server's threads too.
-        _lower(resource.RLIMIT_NPROC, MAX_TASKS)
-    os.chdir(seen)
-    os.umask(0o077)
-    private = {
-        "HOME": seen,
-        "TMPDIR": seen,
-        "TRITON_CACHE_DIR": f"{seen}/triton",
-        "TRITON_HOME": seen,
-        "TORCH_EXTENSIONS_DIR": f"{seen}/extensions",
-        "TORCHINDUCTOR_CACHE_DIR": f"{seen}/inductor",
-        "CUDA_CACHE_PATH": f"{seen}/cuda",
-        "XDG_CACHE_HOME": f"{seen}/cache",
-    }
-    os.environ.update(private)
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    if _libc.capset(header, nothing) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def _use_private_directories(workdir: str) -> None:
+    os.environ.update(
+        {
+            "HOME": workdir,
+            "TMPDIR": workdir,
+            "TRITON_CACHE_DIR": f"{workdir}/triton",
+            "TRITON_HOME": workdir,
+            "TORCH_EXTENSIONS_DIR": f"{workdir}/extensions",
+            "TORCHINDUCTOR_CACHE_DIR": f"{workdir}/inductor",
+            "CUDA_CACHE_PATH": f"{workdir}/cuda",
+            "XDG_CACHE_HOME": f"{workdir}/cache",
+        }
+    )
     tempfile.tempdir = None
-    return seen
 
 
-def _lower(name: int, value: int) -> None:
-    _, hard = resource.getrlimit(name)
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(name, (value, value))
+def enter_user_namespace() -> None:
+    """Without root: become able to make namespaces, where the host lets every user do that.
+
+    Must come before this process has threads and before it is undumpable. Where the host does not allow it nothing
+    changes, and the probe will find what can be had without it.
+    """
+    user, group = os.getuid(), os.getgid()
+    if user == 0 or _libc.unshare(_CLONE_NEWUSER) != 0:
+        return
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as handle:
+            handle.write(text)
 
 
-def descendants(root: int) -> list[int]:
-    """Every live process below `root`, from /proc."""
-    parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+def _attempt(sandbox: Sandbox, use: Callable[[], object]) -> str | None:
+    """Run `use` in a throw-away child confined by `sandbox`; None when all went well, else the error."""
+    workdir = tempfile.mkdtemp(prefix="kernel_env-probe-")
+    children = sandbox.children()
+    read_end, write_end = os.pipe()
+    try:
+        if sandbox.uid is not None:
+            os.chown(workdir, sandbox.uid, sandbox.uid)
+        inode = os.stat(workdir).st_ino
+        pid = children.fork()
+        if pid == 0:
+            answer = b"ok"
+            try:
+                signal.alarm(_PROBE_TIMEOUT_S)
+                os.dup2(write_end, 3)
+                close_inherited()
+                sandbox.enter(workdir, _PROBE_MEMORY_BYTES)
+                sandbox.verify(inode)
+                use()
+            except BaseException as error:
+                answer = f"{type(error).__name__}: {error}"[:2000].encode()
+            finally:
+                os.write(3, answer)
+                os._exit(0)
+        os.waitpid(pid, 0)
+        os.set_blocking(read_end, False)
         try:
-            with open(f"/proc/{entry}/stat", "rb") as handle:
-                fields = handle.read().rsplit(b")", 1)[1].split()
-        except (OSError, IndexError):
-            continue
-        parents[int(entry)] = int(fields[1])
-    below: set[int] = set()
-    frontier = {root}
-    while frontier:
-        frontier = {pid for pid, parent in parents.items() if parent in frontier} - below
-        below |= frontier
-    return sorted(below)
+            answer = os.read(read_end, 4096).decode(errors="replace")
+        except BlockingIOError:
+            answer = "the process died"
+        return None if answer == "ok" else answer
+    except OSError as error:
+        return str(error)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+        children.end()
+        shutil.rmtree(workdir, ignore_errors=True)
 
 
-def kill_descendants(root: int, uid: int | None, deadline_s: float = 30.0) -> None:
-    """SIGKILL and reap everything below `root`, the calling, subreaping process, until nothing is left.
+def _nothing() -> None:
+    pass
 
-    Stopping all of them first keeps a fork bomb from outrunning the killing.
+
+def probe(use: Callable[[], object], allowed: Collection[str] = level.FEATURES) -> tuple[Sandbox, socket.socket | None]:
+    """The most of `allowed` that this host gives a candidate, and the socket that holds its user.
+
+    `use` uses the device, and must work in the child that gets all features; those with which it fails are given up,
+    as few as possible and the least needed first. What was given up is said on stderr.
 
     Raises:
-        TimeoutError: something would not die (a process stuck in a driver call).
+        RuntimeError: nothing works; the message says why.
     """
-    end = time.monotonic() + deadline_s
-    while True:
-        pids = descendants(root)
-        for pid in pids:
-            _signal(pid, signal.SIGSTOP)
-        for pid in pids:
-            _signal(pid, signal.SIGKILL)
-        if uid is not None:
-            _kill_user(uid)
-        _reap()
-        if not descendants(root):
-            return
-        if time.monotonic() > end:
-            raise TimeoutError("processes of a candidate could not be ended")
-        time.sleep(0.002)
+    claim, uid = None, None
+    base: frozenset[str] = frozenset()
+    if os.geteuid() == 0 and UID in allowed:
+        uid, claim = claim_uid()
+        kill_user(uid)  # what a judge that was killed could have left
+        base = frozenset({UID})
+    view = View.of_host(uid is not None)
+    host = Sandbox(base, uid, view, tuple(view.readable()))
+    if (error := _attempt(host, _nothing)) is not None:
+        raise RuntimeError(f"submissions cannot be run as another user: {error}")
+    features = set(base)
+    for name in level.FEATURES[1:]:
+        needs = level.NEEDS.get(name, set())
+        if (
+            name in allowed
+            and needs <= features
+            and _attempt(host.with_features(base | needs | {name}), _nothing) is None
+        ):
+            features.add(name)
+    if uid is not None and MOUNT not in features and view.unreachable:
+        paths = ", ".join(view.unreachable)
+        raise RuntimeError(f"submissions run as another user, who cannot read {paths}")
+    first_error = None
+    for fewer in _fallbacks(frozenset(features)):
+        sandbox = host.with_features(fewer)
+        error = _attempt(sandbox, use)
+        if error is None:
+            if first_error is not None:
+                given_up = ", ".join(sorted(features - fewer))
+                print(
+                    f"sandbox: without {given_up}, as the device does not work with it: {first_error}", file=sys.stderr
+                )
+            return sandbox, claim
+        first_error = first_error or error
+    raise RuntimeError(f"the device does not work in any sandbox: {first_error}")
 
 
-def _reap() -> None:
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
+def _fallbacks(features: frozenset[str]) -> Iterator[frozenset[str]]:
+    """`features`; then without one of them; then without more and more."""
+    yield features
+    present = [name for name in _LEAST_NEEDED_FIRST if name in features]
+    for name in present:
+        yield _without(features, name)
+    for name in present:
+        features = _without(features, name)
+        yield features
 
 
-def _kill_user(uid: int) -> None:
-    """kill(-1) as the candidate's user: reaches processes that left the tree, and nobody else's."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            os.kill(-1, signal.SIGKILL)
-        except OSError:
-            pass
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+def _without(features: frozenset[str], name: str) -> frozenset[str]:
+    """`features` less `name` and what needs it."""
+    return frozenset(other for other in features if other != name and name not in level.NEEDS.get(other, ()))
 
 
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
+def close_inherited(keep: int = 3) -> None:
+    """Close what the forking process had open above descriptor 3, less `keep`. The driver's own files stay: NVML opened
+    them, and CUDA would use them closed."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        with contextlib.suppress(OSError):
+            if fd > 3 and fd != keep and not os.readlink(f"/proc/self/fd/{name}").startswith("/dev/nvidia"):
+                os.close(fd)

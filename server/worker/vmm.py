@@ -19,6 +19,7 @@ _HANDLE_TYPE_POSIX_FD = 1
 _ALLOCATION_PINNED = 1
 _LOCATION_DEVICE = 1
 _ACCESS_READ_WRITE = 3
+_WAIT_GREATER_OR_EQUAL = 0
 
 
 class _Location(ctypes.Structure):
@@ -79,6 +80,21 @@ class _Pointer:
             "data": (address, False),
             "version": 3,
         }
+
+
+def write_value(word: torch.Tensor, value: int) -> None:
+    """Queue on the current stream: write a 32-bit `value` to the start of `word`."""
+    _call("cuStreamWriteValue32_v2", *_word(word, value), 0)
+
+
+def wait_value(word: torch.Tensor, value: int) -> None:
+    """Queue on the current stream: wait until the 32-bit word at the start of `word` is at least `value`."""
+    _call("cuStreamWaitValue32_v2", *_word(word, value), _WAIT_GREATER_OR_EQUAL)
+
+
+def _word(word: torch.Tensor, value: int) -> tuple[Any, ...]:
+    stream = torch.cuda.current_stream(word.device).cuda_stream
+    return ctypes.c_void_p(stream), ctypes.c_uint64(word.data_ptr()), ctypes.c_uint32(value)
 
 
 class Mapping:

@@ -15,10 +15,16 @@ import socket
 import sys
 import warnings
 
-import torch  # noqa: F401  imported here so that children have it
-import torch.utils.cpp_extension  # noqa: F401
-
 from server.worker import sandbox
+
+if __name__ == "__main__":
+    # Before torch: only a process without threads can do it.
+    sandbox.enter_user_namespace()
+
+import torch
+import torch.utils.cpp_extension  # noqa: F401  imported here so that children have it
+
+from server.worker import vmm  # noqa: F401  children could not import it later: they do not see the project's files
 from server.worker.candidate import serve
 from server.worker.device import create_device
 from server.worker.guard import warm_up
@@ -34,15 +40,14 @@ from server.worker.protocol import (
     ZygoteReady,
     ZygoteRequest,
 )
+from server.worker.sandbox import Sandbox
 
 with contextlib.suppress(ImportError):  # the cpu evaluator can run without triton for C++ submissions
     import triton  # noqa: F401
 
 
-def _child(
-    kind: str, request: Spawn, control: int, output: int, namespaces: bool, hidden: dict[str, list[str]]
-) -> None:
-    """Becomes the candidate. Never returns."""
+def _child(kind: str, request: Spawn, control: int, output: int, entered: int, confinement: Sandbox) -> None:
+    """Becomes the candidate. Never returns. Writes to `entered` why it could not be confined, or closes it."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -51,8 +56,13 @@ def _child(
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.dup2(control, 3)
-        _close_inherited()
-        sandbox.enter(request.workdir, request.uid, request.memory_bytes, namespaces, hidden)
+        sandbox.close_inherited(keep=entered)
+        try:
+            confinement.enter(request.workdir, request.memory_bytes)
+        except BaseException as error:
+            os.write(entered, f"{type(error).__name__}: {error}".encode())
+            raise
+        os.close(entered)
         if kind == "cpu":
             torch.set_num_threads(1)
         sys.path.insert(0, os.getcwd())
@@ -62,25 +72,15 @@ def _child(
         os._exit(0)
 
 
-def _close_inherited() -> None:
-    """Close what the zygote had open. The driver's own files stay: NVML opened them, and CUDA would use them closed."""
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        with contextlib.suppress(OSError):
-            if fd > 3 and not os.readlink(f"/proc/self/fd/{name}").startswith("/dev/nvidia"):
-                os.close(fd)
-
-
 class Zygote:
     """Serves one judge over `connection`."""
 
-    def __init__(self, connection: Connection, kind: str) -> None:
+    def __init__(self, connection: Connection, kind: str, confinement: Sandbox) -> None:
         self._connection = connection
         self._kind = kind
+        self._sandbox = confinement
+        self._children = confinement.children()
         self._pid: int | None = None
-        self._uid: int | None = None
-        self._namespaces = False
-        self._hidden: dict[str, list[str]] = {}
 
     def serve(self) -> None:
         read_end, write_end = os.pipe()
@@ -88,19 +88,13 @@ class Zygote:
         os.set_blocking(read_end, False)
         signal.set_wakeup_fd(write_end)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        level = sandbox.level()
-        self._namespaces = level == "uid+ns"
-        if level != "same-uid":
-            self._hidden = sandbox.hidden_runtime()
-        unreadable = [path for directory, paths in self._hidden.items() if directory != "/tmp" for path in paths]
-        if level == "uid" and unreadable:
-            raise SystemExit(f"submissions run as another user, who cannot read {', '.join(unreadable)}")
-        self._connection.send(ZygoteReady(level))
+        self._connection.send(ZygoteReady(str(self._sandbox), self._sandbox.uid))
         selector = selectors.DefaultSelector()
         selector.register(self._connection.fileno(), selectors.EVENT_READ)
         selector.register(read_end, selectors.EVENT_READ)
         try:
             while True:
+                self._children.prepare()
                 selector.select()
                 with contextlib.suppress(BlockingIOError):
                     os.read(read_end, 4096)
@@ -112,21 +106,28 @@ class Zygote:
         except PeerClosed:
             return
         finally:
-            sandbox.kill_descendants(os.getpid(), self._uid)
+            self._children.end()
+            self._sandbox.clean_up()
 
     def _handle(self, request: ZygoteRequest) -> None:
         if isinstance(request, KillAll):
-            sandbox.kill_descendants(os.getpid(), self._uid)
+            self._children.end()
+            self._sandbox.clean_up()
             self._pid = None
             self._connection.send(Killed())
             return
         control, output = self._connection.take_fds()
-        self._uid = request.uid
-        pid = os.fork()
+        read_end, write_end = os.pipe()
+        pid = self._children.fork()
         if pid == 0:
-            _child(self._kind, request, control, output, self._namespaces, self._hidden)
-        os.close(control)
-        os.close(output)
+            _child(self._kind, request, control, output, write_end, self._sandbox)
+        for fd in (control, output, write_end):
+            os.close(fd)
+        error = os.read(read_end, 4096)
+        os.close(read_end)
+        if error:
+            # A fault of ours. Were the child left to end by itself, it would look like the submission's doing.
+            raise RuntimeError(f"a candidate could not be confined: {error.decode(errors='replace')}")
         self._pid = pid
         self._connection.send(Spawned(pid))
 
@@ -151,7 +152,14 @@ def main() -> None:
     sandbox.make_undumpable()
     connection = Connection(socket.socket(fileno=fd), ZygoteRequest)
     warm_up()
-    Zygote(connection, kind).serve()
+    device = create_device(kind)
+    try:
+        confinement, claim = sandbox.probe(lambda: torch.zeros(1, device=device.torch_device))
+    except (RuntimeError, OSError) as error:
+        connection.send(ZygoteReady(error=str(error)))
+        return
+    with claim or contextlib.nullcontext():
+        Zygote(connection, kind, confinement).serve()
 
 
 if __name__ == "__main__":

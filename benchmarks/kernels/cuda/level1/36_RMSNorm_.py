@@ -1,13 +1,22 @@
-"""RMSNorm over dimension 1 in CUDA through load_inline: a thread holds all features of one position in registers."""
+"""RMSNorm over dimension 1 in CUDA through load_inline: a thread holds all features of one position in registers.
+
+With pybind11's headers alone, so that it compiles in seconds.
+"""
 
 import torch
 import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
 
-CPP_SOURCE = "torch::Tensor rms_norm_forward(torch::Tensor x, double eps);"
+CPP_SOURCE = r"""
+#include <cstdint>
+#include <pybind11/pybind11.h>
+void rms_norm(uintptr_t x, uintptr_t y, int64_t batch, int64_t inner, double eps, uintptr_t stream);
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("rms_norm", &rms_norm); }
+"""
 
 CUDA_SOURCE = r"""
-#include <c10/cuda/CUDAStream.h>
+#include <cstdint>
+#include <cuda_runtime.h>
 
 constexpr int FEATURES = 64;
 
@@ -27,25 +36,19 @@ __global__ void __launch_bounds__(256) rms_norm_kernel(
     for (int f = 0; f < FEATURES; ++f) y[base + f * inner] = values[f] * scale;
 }
 
-torch::Tensor rms_norm_forward(torch::Tensor x, double eps) {
-    TORCH_CHECK(x.size(1) == FEATURES, "this kernel normalises over 64 features");
-    auto y = torch::empty_like(x);
-    const long long batch = x.size(0);
-    const long long inner = x.numel() / (batch * FEATURES);
+void rms_norm(uintptr_t x, uintptr_t y, int64_t batch, int64_t inner, double eps, uintptr_t stream) {
     const dim3 grid((unsigned int)((inner + 255) / 256), (unsigned int)batch);
-    auto stream = c10::cuda::getCurrentCUDAStream();
-    rms_norm_kernel<<<grid, 256, 0, stream.stream()>>>(
-        x.data_ptr<float>(), y.data_ptr<float>(), inner, (float)eps);
-    return y;
+    rms_norm_kernel<<<grid, 256, 0, reinterpret_cast<cudaStream_t>(stream)>>>(
+        reinterpret_cast<const float*>(x), reinterpret_cast<float*>(y), inner, (float)eps);
 }
 """
 
 extension = load_inline(
     name="rms_norm_cuda",
-    cpp_sources=CPP_SOURCE,
-    cuda_sources=CUDA_SOURCE,
-    functions=["rms_norm_forward"],
+    cpp_sources=[CPP_SOURCE],
+    cuda_sources=[CUDA_SOURCE],
     extra_cuda_cflags=["-O3"],
+    no_implicit_headers=True,
 )
 
 
@@ -56,4 +59,11 @@ class ModelNew(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return extension.rms_norm_forward(x.contiguous(), self.eps)
+        x = x.contiguous()
+        if x.shape[1] != 64:
+            raise ValueError("this kernel normalises over 64 features")
+        y = torch.empty_like(x)
+        inner = x.shape[2] * x.shape[3]
+        stream = torch.cuda.current_stream().cuda_stream
+        extension.rms_norm(x.data_ptr(), y.data_ptr(), x.shape[0], inner, self.eps, stream)
+        return y

@@ -1,4 +1,4 @@
-"""Sum over the middle dimension in CUDA through load_inline.
+"""Sum over the middle dimension in CUDA through load_inline, with pybind11's headers alone: it compiles in seconds.
 
 A block is 32 columns wide and 8 rows deep: each warp adds up every eighth row, and the eight partial sums of a column
 meet in shared memory. Rows are 4095 long, so only every fourth one is aligned for wider loads; eight loads in flight a
@@ -9,10 +9,16 @@ import torch
 import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
 
-CPP_SOURCE = "torch::Tensor column_sum_forward(torch::Tensor x);"
+CPP_SOURCE = r"""
+#include <cstdint>
+#include <pybind11/pybind11.h>
+void column_sum(uintptr_t x, uintptr_t y, int64_t batch, int rows, int cols, uintptr_t stream);
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("column_sum", &column_sum); }
+"""
 
 CUDA_SOURCE = r"""
-#include <c10/cuda/CUDAStream.h>
+#include <cstdint>
+#include <cuda_runtime.h>
 
 constexpr int COLS = 32;
 constexpr int DEPTH = 8;
@@ -24,9 +30,8 @@ __global__ void column_sum_kernel(const float* __restrict__ x, float* __restrict
     float sum = 0.0f;
     if (col < cols) {
         const float* column = x + batch * rows * cols + col;
-        const int last = rows;
 #pragma unroll 8
-        for (int row = threadIdx.y; row < last; row += DEPTH) sum += column[(long long)row * cols];
+        for (int row = threadIdx.y; row < rows; row += DEPTH) sum += column[(long long)row * cols];
     }
     partial[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
@@ -37,24 +42,19 @@ __global__ void column_sum_kernel(const float* __restrict__ x, float* __restrict
     }
 }
 
-torch::Tensor column_sum_forward(torch::Tensor x) {
-    const int rows = (int)x.size(1);
-    const int cols = (int)x.size(2);
-    auto y = torch::empty({x.size(0), 1, x.size(2)}, x.options());
-    const dim3 grid((cols + COLS - 1) / COLS, (unsigned int)x.size(0));
-    auto stream = c10::cuda::getCurrentCUDAStream();
-    column_sum_kernel<<<grid, dim3(COLS, DEPTH), 0, stream.stream()>>>(
-        x.data_ptr<float>(), y.data_ptr<float>(), rows, cols);
-    return y;
+void column_sum(uintptr_t x, uintptr_t y, int64_t batch, int rows, int cols, uintptr_t stream) {
+    const dim3 grid((cols + COLS - 1) / COLS, (unsigned int)batch);
+    column_sum_kernel<<<grid, dim3(COLS, DEPTH), 0, reinterpret_cast<cudaStream_t>(stream)>>>(
+        reinterpret_cast<const float*>(x), reinterpret_cast<float*>(y), rows, cols);
 }
 """
 
 extension = load_inline(
     name="column_sum_cuda",
-    cpp_sources=CPP_SOURCE,
-    cuda_sources=CUDA_SOURCE,
-    functions=["column_sum_forward"],
+    cpp_sources=[CPP_SOURCE],
+    cuda_sources=[CUDA_SOURCE],
     extra_cuda_cflags=["-O3"],
+    no_implicit_headers=True,
 )
 
 
@@ -65,4 +65,9 @@ class ModelNew(nn.Module):
             raise ValueError("this kernel sums a 3-dimensional tensor over dimension 1")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return extension.column_sum_forward(x.contiguous())
+        x = x.contiguous()
+        batch, rows, cols = x.shape
+        y = torch.empty((batch, 1, cols), dtype=x.dtype, device=x.device)
+        stream = torch.cuda.current_stream().cuda_stream
+        extension.column_sum(x.data_ptr(), y.data_ptr(), batch, rows, cols, stream)
+        return y

@@ -1,0 +1,80 @@
+"""What timed calls come to: a submission's own times count only where the judge's clock agrees. No clocks here."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.worker import timing
+from server.worker.timing import AGREEMENT, Agreement, Sample
+
+CUDA = AGREEMENT["cuda"]
+
+
+def samples(event_ms: float, window_ms: float, count: int = 5) -> list[Sample]:
+    """The same call `count` times."""
+    return [Sample(event_ms, window_ms)] * count
+
+
+def test_the_baseline_is_its_events_and_leaves_the_judges_overhead() -> None:
+    measured, overhead_ms = timing.baseline([Sample(1.0, 1.25), Sample(3.0, 3.5), Sample(2.0, 2.75)])
+    assert (measured.time_ms, measured.runs, measured.method) == (2.0, 3, "event")
+    assert overhead_ms == 0.5
+
+
+def test_an_overhead_is_never_negative() -> None:
+    assert timing.baseline(samples(2.0, 1.0))[1] == 0.0
+
+
+def test_event_times_count_where_the_judge_agrees() -> None:
+    measured = timing.submission(samples(10.0, 10.7), 0.2, Agreement(0.05, 0.0))
+    assert (measured.time_ms, measured.method) == (10.0, "event")
+
+
+def test_a_forged_low_event_time_is_replaced_by_the_judges_clock() -> None:
+    measured = timing.submission(samples(0.001, 10.2), 0.2, CUDA)
+    assert (measured.time_ms, measured.method) == (pytest.approx(10.0), "wall")
+
+
+@pytest.mark.parametrize("event_ms", [0.0, -5.0])
+def test_an_event_time_that_cannot_be_is_never_believed(event_ms: float) -> None:
+    measured = timing.submission(samples(event_ms, 0.21), 0.2, CUDA)
+    assert (measured.time_ms, measured.method) == (pytest.approx(0.01), "wall")
+
+
+def test_an_event_time_above_the_judges_is_kept() -> None:
+    """Nothing is gained by it, and the judge's window may have been measured short of an overhead that was not paid."""
+    assert timing.submission(samples(10.0, 8.0), 0.2, CUDA).time_ms == 10.0
+
+
+def test_one_forged_call_in_five_does_not_move_the_median() -> None:
+    honest = samples(10.0, 10.2, 4)
+    assert timing.submission([*honest, Sample(0.001, 10.2)], 0.2, CUDA).time_ms == 10.0
+
+
+def test_spread_is_relative_to_the_median() -> None:
+    measured = timing.submission([Sample(float(value), float(value)) for value in range(6, 17)], 0.0, CUDA)
+    assert measured.time_ms == 11.0
+    assert measured.spread == pytest.approx((15.0 - 7.0) / 11.0)
+    assert timing.submission(samples(3.0, 3.0), 0.0, CUDA).spread == 0.0
+
+
+_TIMES = st.floats(min_value=0.0, max_value=1e6, allow_nan=False)
+
+
+@given(
+    windows=st.lists(_TIMES, min_size=1, max_size=9),
+    claims=st.lists(st.floats(-1e6, 1e6), min_size=9, max_size=9),
+    overhead_ms=_TIMES,
+    kind=st.sampled_from(sorted(AGREEMENT)),
+)
+def test_no_claim_gets_below_the_judges_time_by_more_than_the_agreement(
+    windows: list[float], claims: list[float], overhead_ms: float, kind: str
+) -> None:
+    """What a forger can gain at the limit, whatever it claims."""
+    agreement = AGREEMENT[kind]
+    taken = [Sample(claim, window) for claim, window in zip(claims, windows, strict=False)]
+    honest = timing.submission([Sample(0.0, window) for window in windows], overhead_ms, agreement).time_ms
+    measured = timing.submission(taken, overhead_ms, agreement)
+    assert measured.time_ms * (1 + agreement.relative) + agreement.absolute_ms >= honest * (1 - 1e-9)
