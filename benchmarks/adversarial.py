@@ -41,8 +41,6 @@ FIRST_GUESS_S = {"triton": 12.0, "cuda": 100.0}
 # Two runs of one kernel differ by up to 7% in time, which is 0.1 in reward.
 REWARD_NOISE = 0.1
 TIME_NOISE = 0.03
-# timing.AGREEMENT, which cannot be imported without torch: the most that a believed time may lie below the judge's.
-TOLERANCE = {"gpu": (0.05, 0.06), "cpu": (0.10, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -203,8 +201,7 @@ def is_stopped(attack: Attack, row: Row, honest: Row, evaluator: Evaluator) -> b
         return False
     if attack.must == "not_paid_more":
         return row["reward"] <= honest["reward"] + REWARD_NOISE
-    relative, absolute_ms = TOLERANCE[evaluator]
-    return row["t_new_ms"] >= (honest["t_new_ms"] * (1 - TIME_NOISE) - absolute_ms) / (1 + relative)
+    return row["t_new_ms"] >= honest["t_new_ms"] * (1 - TIME_NOISE) - (row["t_tolerance_ms"] or 0.0)
 
 
 def asdict_struct(struct: Any) -> dict[str, Any]:

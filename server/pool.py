@@ -174,10 +174,12 @@ class _Worker:
         while not self._closing.is_set():
             try:
                 self._start_judge()
-            except EvaluatorUnavailable as error:
+            except (EvaluatorUnavailable, OSError) as error:
                 self._stop_judge()
                 if not self.first_start.done():
                     self.state = "down"
+                    if isinstance(error, OSError):
+                        error = EvaluatorUnavailable(f"the judge could not be started: {error}")
                     self.first_start.set_exception(error)
                     return
                 self.state = "down"
@@ -255,16 +257,18 @@ class _Worker:
             environment["CUDA_VISIBLE_DEVICES"] = str(self.gpu)
         # Ours to remove, because a judge that is killed cannot.
         self._base = tempfile.mkdtemp(prefix="kernel_env-")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "server.worker.judge", str(theirs.fileno()), self._kind, self._base],
-            env=environment,
-            # Python puts the working directory on its path, and what is on the path is shown to submissions.
-            cwd=root,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        theirs.close()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "server.worker.judge", str(theirs.fileno()), self._kind, self._base],
+                env=environment,
+                # Python puts the working directory on its path, and what is on the path is shown to submissions.
+                cwd=root,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
         self._connection = Connection(ours, Ready | StartFailed | Verdict)
         try:
             message = self._connection.recv(time.monotonic() + START_TIMEOUT_S)

@@ -51,7 +51,7 @@ class Judged:
     attempts: int = 0
     infra_detail: str = ""
     clocks_ms: dict[str, float | None] = field(default_factory=dict)
-    """The medians the timing was decided on: the candidate's events and the judge's clock."""
+    """The medians the timing was decided on: the candidate's events, the judge's clock, and how far they may differ."""
 
 
 async def judge(services: Services, task: Task, language: Language, code: str, deadline_s: float) -> Judged:
@@ -71,7 +71,11 @@ async def judge(services: Services, task: Task, language: Language, code: str, d
             judged.attempts = result.attempts
             judged.phase_seconds |= {**result.verdict.phase_seconds, "queue": result.queue_s}
             judged.infra_detail = result.verdict.infra_detail
-            judged.clocks_ms = {"event": result.verdict.t_event_ms, "wall": result.verdict.t_wall_ms}
+            judged.clocks_ms = {
+                "event": result.verdict.t_event_ms,
+                "wall": result.verdict.t_wall_ms,
+                "tolerance": result.verdict.t_tolerance_ms,
+            }
             judged.score = score(result.verdict, services.settings, device, task.task_id)
     except Exception as exc:
         judged.score = infrastructure(InfraCode.JUDGE_ERROR)

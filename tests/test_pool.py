@@ -75,6 +75,8 @@ def test_a_lost_process_of_ours_is_replaced_and_the_submission_scored(pool: Pool
     with in_background(pool, SLOW) as result:
         running(pool)
         before = pool.processes()
+        directory = pool.evaluator._workers[0]._base
+        assert directory is not None and os.path.isdir(directory)
         victim = pool.judge_pid() if part == "judge" else pool.zygote_pid()
         assert victim is not None
         os.kill(victim, signal.SIGKILL)
@@ -82,6 +84,7 @@ def test_a_lost_process_of_ours_is_replaced_and_the_submission_scored(pool: Pool
     assert (evaluated.verdict.outcome, evaluated.attempts) == ("scored", 2), evaluated.verdict
     assert evaluated.verdict.infra_code is None
     until(lambda: not any(alive(pid) for pid in before))
+    assert not os.path.exists(directory)
 
 
 @pool_test
@@ -217,10 +220,13 @@ def test_gpu_without_a_gpu_names_the_other_evaluators() -> None:
 
 
 @pool_test
-def test_a_judge_that_dies_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/false")
+@pytest.mark.parametrize(
+    ("python", "reason"), [("/bin/false", "did not start"), ("/no/such/python", "could not be started")]
+)
+def test_a_judge_that_does_not_come_up(monkeypatch: pytest.MonkeyPatch, python: str, reason: str) -> None:
+    monkeypatch.setattr("sys.executable", python)
     evaluator = PoolEvaluator(make_settings(evaluator="cpu"))
-    with pytest.raises(EvaluatorUnavailable, match="did not start.*mock"):
+    with pytest.raises(EvaluatorUnavailable, match=f"{reason}.*mock"):
         evaluator.start()
     evaluator.close()
 

@@ -169,6 +169,7 @@ def _fill_score(verdict: Verdict, score: Score) -> None:
     verdict.timed_runs = score.submission.runs
     verdict.timing_method = score.submission.method
     verdict.t_event_ms, verdict.t_wall_ms = score.submission.event_ms, score.submission.wall_ms
+    verdict.t_tolerance_ms = score.submission.tolerance_ms
     verdict.facts = score.facts
 
 

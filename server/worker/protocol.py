@@ -97,6 +97,7 @@ class Verdict(msgspec.Struct, tag="verdict"):
     timing_method: str | None = None
     t_event_ms: float | None = None  # the two medians the timing was decided on, for the log
     t_wall_ms: float | None = None
+    t_tolerance_ms: float | None = None
     facts: TaskFacts | None = None
     infra_code: str | None = None
     infra_detail: str = ""  # for the log, never for the client
