@@ -135,6 +135,7 @@ class Arena:
             "t_new_ms": verdict.t_new_ms,
             "t_new_spread": verdict.t_new_spread,
             "timing_method": verdict.timing_method,
+            "t_tolerance_ms": verdict.t_tolerance_ms,
             "max_abs_error": verdict.max_abs_error,
             "attempts": result.attempts,
             "phase_seconds": verdict.phase_seconds,
@@ -173,7 +174,7 @@ class Arena:
         honest = await self.yardstick(attack)
         tries = [await self.submit(attack.code, attack.task_id, attack.language) for _ in range(attack.times)]
         worst = max(tries, key=lambda row: 9.0 if row["reward"] is None else row["reward"])
-        stopped = is_stopped(attack, worst, honest, self.kind)
+        stopped = is_stopped(attack, worst, honest)
         reason = attack.open_reason(self.kind)
         if reason:
             what = "stopped, though expected to get through" if stopped else "expected to get through"
@@ -191,7 +192,7 @@ class Arena:
         partial.replace(self._out / RESULT_FILE)
 
 
-def is_stopped(attack: Attack, row: Row, honest: Row, evaluator: Evaluator) -> bool:
+def is_stopped(attack: Attack, row: Row, honest: Row) -> bool:
     """Whether an attack got no more than the registry lets it. A fault of ours counts as getting through."""
     if row["reward"] is None:
         return False
