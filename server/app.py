@@ -79,7 +79,7 @@ def build_app(settings: Settings, evaluator: Evaluator | None = None) -> FastAPI
     services = Services(settings, evaluator, tasks, log)
     try:
         evaluator.start()
-        log.write("start", **evaluator.status())
+        _announce(evaluator)
         _check_reward(settings, evaluator.device)
         return _assemble(services)
     except BaseException:
@@ -140,6 +140,13 @@ def _assemble(services: Services) -> FastAPI:
 
     app.router.lifespan_context = lifespan
     return app
+
+
+def _announce(evaluator: Evaluator) -> None:
+    """One line on stderr; stdout is for resets and steps."""
+    device = evaluator.device
+    where = f" on {device.name}, sandbox {device.sandbox}" if device is not None and device.kind != "mock" else ""
+    print(f"kernel_env: evaluator {evaluator.name}{where}", file=sys.stderr, flush=True)
 
 
 def _check_reward(settings: Settings, device: DeviceInfo | None) -> None:

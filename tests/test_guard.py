@@ -57,6 +57,7 @@ ALLOWED: dict[str, Op] = {
     "copy_": lambda x: torch.empty_like(x).copy_(x),
     "detach": lambda x: x.detach(),
     "half": lambda x: x.half(),
+    "random numbers": lambda x: (torch.rand(3), torch.empty(3).normal_(), torch.randn(2, 2)),
     "to a dtype": lambda x: x.to(torch.bfloat16),
     "shape questions": lambda x: (x.shape, x.stride(), x.numel(), x.data_ptr(), x.is_contiguous(), x.dtype),
 }
@@ -89,8 +90,6 @@ DENIED: dict[str, Op] = {
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
     "cross entropy": lambda x: F.cross_entropy(x, torch.zeros(4, dtype=torch.int64)),
     "tril": torch.tril,
-    "random": lambda x: torch.rand(3),
-    "normal_": lambda x: x.normal_(),
     "item": lambda x: x[0, 0].item(),
     "bool of a tensor": lambda x: bool(x[0, 1]),
     "float of a tensor": lambda x: float(x[0, 1]),

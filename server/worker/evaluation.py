@@ -226,7 +226,7 @@ class Evaluation:
             return Comparison(False, "wrong_structure", detail=difference or "another number of tensors")
         scalars = compare_scalars(answer.spec, spec, atol=request.atol, rtol=request.rtol)
         if not scalars.ok:
-            return scalars
+            raise SubmissionFailed(scalars.outcome or "wrong_values", scalars.sentence())
         mine = []
         for index, (meta, entry) in enumerate(zip(answer.outputs, task.outputs, strict=True)):
             mismatch = _shape_mismatch(index, meta, entry)

@@ -12,6 +12,8 @@ from server.worker.tree import dtype_from_name, dtype_name
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the elements fill one block without gaps or overlap, in any order of dimensions."""
+    if 0 in shape:
+        return True
     expected = 1
     for stride, extent in sorted((s, e) for s, e in zip(strides, shape, strict=True) if e != 1):
         if stride != expected:

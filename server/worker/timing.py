@@ -38,8 +38,8 @@ class Agreement:
         return self.relative * event_ms + self.absolute_ms + self.overhead * overhead_ms
 
 
-# On an H200 the empty handshake varies by 0.06 ms, and on tasks of 6 GB, where the judge copies for 7 ms, the two medians
-# of honest kernels lay up to 0.26 ms apart. The CPU evaluator shares its cores.
+# On an H200 the empty handshake varies by 0.06 ms, and on tasks of 6 GB, where the judge copies for 7 ms, the two
+# medians of honest kernels lay up to 0.26 ms apart. The CPU evaluator shares its cores.
 AGREEMENT = {"cuda": Agreement(0.01, 0.06, 0.03), "cpu": Agreement(0.10, 1.0, 0.10)}
 
 
