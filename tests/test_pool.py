@@ -18,7 +18,7 @@ from kernel_env.models import InfraCode
 from server.evaluator import EvalResult, EvaluatorUnavailable, create_evaluator
 from server.pool import PoolEvaluator, _Job, _Queue
 from tests.cpu_pool import NEEDS_CPU_EVALUATOR, Pool, alive, open_pool, request_for, until
-from tests.cpu_submissions import GOOD, softmax
+from tests.cpu_submissions import BROKEN_CPP, GOOD, softmax
 
 # Long enough to be caught in the middle, again and again.
 SLOW = softmax(forward="time.sleep(0.3)")
@@ -288,3 +288,13 @@ def test_a_closed_queue_gives_out_nothing_and_answers_what_waited() -> None:
     for left in (waiting, late):
         assert left.started.done()
         assert left.result.result(0).verdict.infra_code == InfraCode.WORKER_LOST
+
+
+@NEEDS_CPU_EVALUATOR
+def test_a_missing_compiler_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    with open_pool() as lacking:
+        verdict = lacking.score(BROKEN_CPP, "level1/19_ReLU", language="cuda").verdict
+    assert verdict.infra_code == InfraCode.COMPILER_MISSING
+    assert "g++" in verdict.infra_detail

@@ -87,8 +87,12 @@ class Judge:
             score = self._score(request, progress)
             _fill_score(verdict, score)
         except SubmissionFailed as failure:
-            verdict.outcome = failure.outcome
-            verdict.feedback = self._feedback(failure, progress)
+            missing = _missing_tools(self._device.kind, request.language) if failure.outcome == "compile_error" else []
+            if missing:
+                verdict.infra_code, verdict.infra_detail = "compiler_missing", f"not found: {', '.join(missing)}"
+            else:
+                verdict.outcome = failure.outcome
+                verdict.feedback = self._feedback(failure, progress)
             if failure.outcome == "compile_error":
                 progress.stage, progress.compiled = "compile", False
         except (TaskUnscorable, TaskError) as error:
@@ -184,6 +188,19 @@ def _build_triton_utilities(base: str) -> str | None:
     except Exception:
         return None  # candidates compile them themselves, which costs each a second
     return seed if os.path.isdir(seed) else None
+
+
+def _missing_tools(kind: str, language: str) -> list[str]:
+    """What a submission needs to be compiled and this host lacks: then a compile error is not the submission's."""
+    homes = filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"))
+    directories = [os.environ.get("PATH", ""), *(os.path.join(home, "bin") for home in homes)]
+    path = os.pathsep.join([*directories, os.path.dirname(sys.executable)])
+    wanted: list[tuple[str, ...]] = []
+    if language == "cuda":
+        wanted += [("ninja",), (os.environ.get("CXX") or "g++", "c++", "clang++")]
+    if kind == "cuda":
+        wanted.append(("nvcc",) if language == "cuda" else (os.environ.get("CC") or "gcc", "cc", "clang"))
+    return [names[0] for names in wanted if not any(shutil.which(name, path=path) for name in names)]
 
 
 def _fault_code(error: Exception) -> str:
