@@ -35,7 +35,7 @@ def test_it_holds_the_source_the_task_and_the_numbers() -> None:
     assert f"```python\n{SOURCE}```" in problem
     for part in ("level1/40_LayerNorm", "NVIDIA H200", "4 submissions", "7 trials", "atol=0.01", "rtol=0.02"):
         assert part in problem
-    assert "150 s to import" in problem and "60.5 s to run" in problem
+    assert "150 s to import" in problem and "60.5 s for one call" in problem
     assert "1 submission." in text(max_turns=1)
 
 
