@@ -226,10 +226,12 @@ class _Worker:
         if not job.started.done():
             job.queue_s = time.monotonic() - job.created
             job.started.set_result(None)
-        with self._sending:
-            self._job = job
         try:
-            self._connection.send(job.request, deadline=time.monotonic() + GRACE_S)
+            with self._sending:
+                self._job = job
+                self._connection.send(job.request, deadline=time.monotonic() + GRACE_S)
+            if job.cancelled_at is not None:
+                self.cancel(job)  # it was dropped after it left the queue and before it was ours
             while True:
                 try:
                     message = self._connection.recv(time.monotonic() + _POLL_S)

@@ -156,7 +156,7 @@ class Host:
             (workdir / "submission.py").write_text(code)
             os.chown(workdir, self.uid, self.uid)
             os.chmod(workdir / "submission.py", 0o644)
-            with CandidateProcess(self.zygote, None, Spawn(str(workdir), MEMORY_BYTES)) as candidate:
+            with CandidateProcess(self.zygote, None, Spawn(str(workdir), MEMORY_BYTES), "test") as candidate:
                 yield candidate, workdir
 
     def run(self, body: str, inside: Callable[[object], object] = lambda result: result, **values: object) -> object:

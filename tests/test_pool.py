@@ -17,6 +17,7 @@ from conftest import WAIT_S, make_settings
 from kernel_env.models import InfraCode
 from server.evaluator import EvalResult, EvaluatorUnavailable, create_evaluator
 from server.pool import PoolEvaluator, _Job, _Queue
+from server.worker.protocol import Cancel
 from tests.cpu_pool import NEEDS_CPU_EVALUATOR, Pool, alive, open_pool, request_for, until
 from tests.cpu_submissions import BROKEN_CPP, GOOD, softmax
 
@@ -288,6 +289,17 @@ def test_a_closed_queue_gives_out_nothing_and_answers_what_waited() -> None:
     for left in (waiting, late):
         assert left.started.done()
         assert left.result.result(0).verdict.infra_code == InfraCode.WORKER_LOST
+
+
+@NEEDS_CPU_EVALUATOR
+def test_a_late_cancellation_of_an_earlier_evaluation_cancels_nothing(pool: Pool) -> None:
+    pool.score(GOOD)
+    with in_background(pool, SLOW) as result:
+        running(pool)
+        connection = pool.evaluator._workers[0]._connection
+        assert connection is not None
+        connection.send(Cancel("an earlier one"))
+        assert result.result(8 * WAIT_S).verdict.outcome == "scored"
 
 
 @NEEDS_CPU_EVALUATOR

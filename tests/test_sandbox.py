@@ -243,7 +243,7 @@ def test_a_candidate_that_cannot_be_confined_is_a_fault_of_ours(tmp_path):
     host = Host(FULL)
     try:
         with pytest.raises(InfrastructureFault, match="zygote_lost"):
-            CandidateProcess(host.zygote, None, Spawn(str(tmp_path / "missing"), MEMORY_BYTES))
+            CandidateProcess(host.zygote, None, Spawn(str(tmp_path / "missing"), MEMORY_BYTES), "test")
     finally:
         host.zygote.close()
 

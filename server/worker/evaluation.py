@@ -127,7 +127,7 @@ class Evaluation:
                 for entry in (parent, *(os.path.join(parent, name) for name in files)):
                     os.chown(entry, uid, uid)
         spawn = Spawn(workdir, _memory_limit(self._device.kind))
-        self._candidate = stack.enter_context(CandidateProcess(host.zygote, host.server, spawn))
+        self._candidate = stack.enter_context(CandidateProcess(host.zygote, host.server, spawn, self._request.eval_id))
         self._opened = True
 
     def load(self, class_name: str, guard: bool) -> None:

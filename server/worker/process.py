@@ -183,9 +183,10 @@ class Zygote:
 class CandidateProcess:
     """One forked candidate. Use as a context manager: leaving it ends every process the candidate started."""
 
-    def __init__(self, zygote: Zygote, server: Connection | None, spawn: Spawn) -> None:
+    def __init__(self, zygote: Zygote, server: Connection | None, spawn: Spawn, eval_id: str) -> None:
         self._zygote = zygote
         self._server = server
+        self._eval_id = eval_id
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection = Connection(ours, CandidateReply, _REPLY_LIMIT)
         self._output, write_end = os.pipe()
@@ -283,7 +284,8 @@ class CandidateProcess:
         try:
             self._server.read(time.monotonic() + 1.0)
             while (message := self._server.pop()) is not None:
-                if isinstance(message, Cancel):
+                # One for an evaluation that has ended meanwhile is none of this one's business.
+                if isinstance(message, Cancel) and message.eval_id == self._eval_id:
                     raise Cancelled
         except PeerClosed as error:
             raise ServerGone from error
