@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -298,6 +299,9 @@ class _Worker:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+            # The zygote is of its group, and ends by itself unless it was stopped or hangs.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process = None
         if self._base is not None:
             shutil.rmtree(self._base, ignore_errors=True)

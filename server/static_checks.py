@@ -26,7 +26,7 @@ from server.static_text import Text
 __all__ = ["Language", "Rule", "Violation", "check", "feedback", "outcome"]
 
 Language = Literal["triton", "cuda"]
-MAX_CODE_BYTES = 1_000_000
+MAX_CODE_BYTES = 256_000
 MAX_FEEDBACK_CHARS = 4_000
 _MAX_SOURCES = 64
 _MAX_REPORTED = 100  # a source, of calls into libraries

@@ -26,6 +26,8 @@ from server.worker.protocol import Evaluate, Verdict
 
 # The evaluator keeps the deadline itself; past this margin it is presumed stuck.
 DEADLINE_MARGIN_S = 10.0
+# An example takes milliseconds; a source made to be slow is the submission's own doing.
+STATIC_TIMEOUT_S = 20.0
 # How long a cancelled evaluation may take to let go of its worker before the session goes on without it.
 CANCEL_GRACE_S = 5.0
 
@@ -59,7 +61,11 @@ async def judge(services: Services, task: Task, language: Language, code: str, d
     judged = Judged()
     began = time.monotonic()
     try:
-        violated = await asyncio.to_thread(_static_score, code, language, services.evaluator.name == "cpu")
+        check = asyncio.to_thread(_static_score, code, language, services.evaluator.name == "cpu")
+        try:
+            violated = await asyncio.wait_for(check, STATIC_TIMEOUT_S)
+        except TimeoutError:
+            violated = _rejected("static_violation", "The source takes too long to parse. Make it shorter and simpler.")
         judged.phase_seconds["static"] = time.monotonic() - began
         if violated is not None:
             judged.score = violated
@@ -94,10 +100,14 @@ def _static_score(code: str, language: Language, cpu: bool) -> Score | None:
     violations = static_checks.check(code, language, cpu=cpu)
     if not violations:
         return None
+    return _rejected(static_checks.outcome(violations), static_checks.feedback(violations))
+
+
+def _rejected(outcome: str, feedback: str) -> Score:
     fields = {
         "stage": Stage.STATIC,
-        "outcome": Outcome(static_checks.outcome(violations)),
-        "feedback": bound(static_checks.feedback(violations), MAX_FEEDBACK_CHARS),
+        "outcome": Outcome(outcome),
+        "feedback": bound(feedback, MAX_FEEDBACK_CHARS),
         "correct": False,
     }
     return Score(fields, reward=0.0, uses_turn=True)

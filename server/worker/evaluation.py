@@ -6,7 +6,6 @@ memory of its own and only then compares, so a verdict depends on nothing that t
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import tempfile
@@ -44,6 +43,7 @@ from server.worker.protocol import (
 from server.worker.slots import SharedSlots
 from server.worker.task_context import Draw, Reference, TaskContext, fresh_seed
 from server.worker.timing import AGREEMENT, Sample, Timing
+from server.worker.trash import Trash
 from server.worker.weights import state_tensors
 
 # The first call of a forward compiles Triton kernels and may autotune.
@@ -51,6 +51,8 @@ FIRST_CALL_EXTRA_S = 30.0
 # Timed calls stop early once they have taken this long together.
 TIMING_BUDGET_S = {"cuda": 6.0, "cpu": 2.0}
 MIN_TIMED_RUNS = 3
+# No call may take as long; also keeps sums of claims finite.
+MAX_ELAPSED_MS = 1e9
 # The cpu evaluator's tasks are small, and filling memory takes it long.
 MAX_MEMORY_BYTES = {"cuda": 64 << 30, "cpu": 4 << 30}
 
@@ -65,6 +67,7 @@ class Host:
     server: Connection | None
     base: str
     triton_seed: str | None
+    trash: Trash
 
 
 @dataclass
@@ -116,7 +119,7 @@ class Evaluation:
         """Fork a candidate with `source` in a fresh working directory; `stack` ends and removes both."""
         uid = host.zygote.uid
         workdir = tempfile.mkdtemp(prefix="eval-", dir=host.base)
-        stack.callback(shutil.rmtree, workdir, ignore_errors=True)
+        stack.callback(host.trash.remove, workdir)
         if host.triton_seed is not None:
             shutil.copytree(host.triton_seed, os.path.join(workdir, "triton"))
         path = os.path.join(workdir, "submission.py")
@@ -193,7 +196,7 @@ class Evaluation:
         window_ms = (time.perf_counter() - started) * 1e3
         if answer.call != request.call:
             raise SubmissionFailed("protocol_error", "The submission's process answered a call that was not made.")
-        if not (math.isfinite(answer.elapsed_ms) and answer.elapsed_ms >= 0):
+        if not 0 <= answer.elapsed_ms <= MAX_ELAPSED_MS:
             raise SubmissionFailed("protocol_error", "The submission's process reported a time that is not one.")
         return answer, window_ms
 

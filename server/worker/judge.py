@@ -20,7 +20,7 @@ from collections import OrderedDict
 
 import torch
 
-from server.text import scrub_paths
+from server.text import bound, scrub_paths
 from server.worker import sandbox
 from server.worker.device import Device, create_device
 from server.worker.evaluation import (
@@ -37,9 +37,11 @@ from server.worker.process import Cancelled, InfrastructureFault, ServerGone, Su
 from server.worker.protocol import Cancel, Connection, Evaluate, PeerClosed, Ready, StartFailed, Verdict
 from server.worker.task_context import TaskContext, task_key
 from server.worker.task_module import TaskError
+from server.worker.trash import Trash
 from server.worker.vmm import CudaDriverError
 
 MAX_CACHED_TASKS = 64
+MAX_FEEDBACK_CHARS = 16_000
 _CUDA_OUT_OF_MEMORY = 2
 
 
@@ -59,7 +61,7 @@ class Judge:
         self._zygote = Zygote(kind, capability)
         warm_up()
         self._triton_seed = _build_triton_utilities(self._base) if kind == "cuda" else None
-        self._host = Host(self._device, self._zygote, server, self._base, self._triton_seed)
+        self._host = Host(self._device, self._zygote, server, base, self._triton_seed, Trash())
         self._tasks: OrderedDict[str, TaskContext] = OrderedDict()
         self._baselines: dict[str, Baseline] = {}
 
@@ -150,7 +152,8 @@ class Judge:
         return self._baselines[key]
 
     def _feedback(self, failure: SubmissionFailed, progress: Progress) -> str:
-        text = failure.message
+        # Bounded before anything is replaced in it: a candidate may send megabytes.
+        text = bound(failure.message, MAX_FEEDBACK_CHARS)
         if progress.printed and failure.outcome in _SHOW_OUTPUT:
             text += f"\nIt printed:\n{progress.printed}"
         return scrub_paths(text, {self._base: "/tmp", sys.prefix: "<python>", sys.base_prefix: "<python>"})

@@ -9,6 +9,9 @@ import torch
 from server.worker.protocol import OutputMeta, SlotLayout
 from server.worker.tree import dtype_from_name, dtype_name
 
+# Far beyond any tensor, and within what as_strided takes: an extent of 1 leaves its stride free otherwise.
+MAX_STRIDE = 1 << 48
+
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the elements fill one block without gaps or overlap, in any order of dimensions."""
@@ -53,7 +56,9 @@ def answered_layout(meta: OutputMeta, expected: SlotLayout) -> SlotLayout | None
     Shape and dtype equal the expected ones (the caller has compared them), so a dense layout at offset 0 has exactly
     the slot's bytes.
     """
-    if len(meta.strides) != len(meta.shape) or meta.offset != 0 or any(s < 0 for s in meta.strides):
+    if len(meta.strides) != len(meta.shape) or meta.offset != 0:
+        return None
+    if any(not 0 <= stride <= MAX_STRIDE for stride in meta.strides):
         return None
     if not is_dense(meta.shape, meta.strides):
         return None

@@ -38,6 +38,9 @@ class Agreement:
         return self.relative * event_ms + self.absolute_ms + self.overhead * overhead_ms
 
 
+# Two events with nothing between them are 1.3 us apart; no call is shorter.
+MIN_EVENT_MS = 1e-3
+
 # On an H200 the empty handshake varies by 0.06 ms, and on tasks of 6 GB, where the judge copies for 7 ms, the two
 # medians of honest kernels lay up to 0.26 ms apart. The CPU evaluator shares its cores.
 AGREEMENT = {"cuda": Agreement(0.01, 0.06, 0.03), "cpu": Agreement(0.10, 1.0, 0.10)}
@@ -81,8 +84,8 @@ def submission(samples: Sequence[Sample], overhead_ms: float, agreement: Agreeme
     """A submission's timing: its event times where the judge's clock agrees, else the judge's clock."""
     events = [sample.event_ms for sample in samples]
     walls = [max(sample.window_ms - overhead_ms, 0.0) for sample in samples]
-    event, wall = _median(events), _median(walls)
+    event, wall = max(_median(events), MIN_EVENT_MS), _median(walls)
     tolerance_ms = agreement.tolerance_ms(event, overhead_ms)
-    if event > 0 and wall <= event + tolerance_ms:
+    if wall <= event + tolerance_ms:
         return Timing(event, _spread(events), len(events), "event", event, wall, tolerance_ms)
     return Timing(max(wall, event), _spread(walls), len(walls), "wall", event, wall, tolerance_ms)
