@@ -177,10 +177,11 @@ def test_too_long_code_is_refused_and_the_session_lives(env: SyncEnvClient[Any, 
     assert env.step(GOOD).observation.outcome is Outcome.SCORED
 
 
-def test_the_longest_code_is_judged(env: SyncEnvClient[Any, Any, Any]) -> None:
+def test_the_longest_code_is_judged_and_a_longer_one_rejected(env: SyncEnvClient[Any, Any, Any]) -> None:
     env.reset(task_id=TASK)
-    padding = "#" * (MAX_CODE_CHARS - len(GOOD.code))
-    assert env.step(KernelAction(code=GOOD.code + padding)).observation.outcome is Outcome.SCORED
+    for length, outcome in ((MAX_CODE_BYTES, Outcome.SCORED), (MAX_CODE_CHARS, Outcome.STATIC_VIOLATION)):
+        padding = "#" * (length - len(GOOD.code))
+        assert env.step(KernelAction(code=GOOD.code + padding)).observation.outcome is outcome
 
 
 def test_what_is_on_the_wire(mock_server: str) -> None:

@@ -84,8 +84,9 @@ def submission(samples: Sequence[Sample], overhead_ms: float, agreement: Agreeme
     """A submission's timing: its event times where the judge's clock agrees, else the judge's clock."""
     events = [sample.event_ms for sample in samples]
     walls = [max(sample.window_ms - overhead_ms, 0.0) for sample in samples]
-    event, wall = max(_median(events), MIN_EVENT_MS), _median(walls)
+    claimed, wall = _median(events), _median(walls)
+    event = max(claimed, MIN_EVENT_MS)
     tolerance_ms = agreement.tolerance_ms(event, overhead_ms)
-    if wall <= event + tolerance_ms:
+    if claimed > 0 and wall <= event + tolerance_ms:
         return Timing(event, _spread(events), len(events), "event", event, wall, tolerance_ms)
     return Timing(max(wall, event), _spread(walls), len(walls), "wall", event, wall, tolerance_ms)
