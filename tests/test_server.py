@@ -19,6 +19,7 @@ from kernel_env import demo_kernels
 from kernel_env.client import KernelEnv
 from kernel_env.errors import InvalidRequestError
 from kernel_env.models import MAX_CODE_CHARS, KernelAction, KernelState, Outcome, Stage
+from server.static_checks import MAX_CODE_BYTES
 
 TASK = "level1/23_Softmax"
 GOOD = KernelAction(code=demo_kernels.GOOD)
