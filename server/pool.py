@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from server.evaluator import EvalResult, EvaluatorUnavailable
 from server.settings import Settings
 from server.worker.level import shortfall
@@ -44,6 +46,7 @@ MAX_ATTEMPTS = 2
 START_TIMEOUT_S = 180.0
 # A judge that does not answer a cancellation, or a deadline that has passed, within this long is replaced.
 GRACE_S = 20.0
+BUDGET_MARGIN_S = 5.0
 _POLL_S = 0.5
 _MAX_BACKOFF_S = 30.0
 
@@ -208,7 +211,7 @@ class _Worker:
             self.state = "busy"
             verdict = self._evaluate(job)
             self.evaluations += 1
-            healthy = verdict.infra_code in (None, "cancelled")
+            healthy = verdict.infra_code in (None, "cancelled", "step_deadline")
             if not healthy:
                 self.faults += 1
                 job.avoid.add(self.number)
@@ -230,7 +233,10 @@ class _Worker:
         try:
             with self._sending:
                 self._job = job
-                self._connection.send(job.request, deadline=time.monotonic() + GRACE_S)
+                left_s = max(0.0, job.deadline - time.monotonic())
+                # A little less than the step has, so that the judge's own verdict arrives in time.
+                request = msgspec.structs.replace(job.request, budget_s=left_s - min(BUDGET_MARGIN_S, left_s / 10))
+                self._connection.send(request, deadline=time.monotonic() + GRACE_S)
             if job.cancelled_at is not None:
                 self.cancel(job)  # it was dropped after it left the queue and before it was ours
             while True:

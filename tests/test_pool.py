@@ -310,3 +310,14 @@ def test_a_missing_compiler_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> Non
         verdict = lacking.score(BROKEN_CPP, "level1/19_ReLU", language="cuda").verdict
     assert verdict.infra_code == InfraCode.COMPILER_MISSING
     assert "g++" in verdict.infra_detail
+
+
+@NEEDS_CPU_EVALUATOR
+def test_a_submission_that_is_slow_in_every_call_is_the_models(pool: Pool) -> None:
+    """Each call is within its limit, and all together do not fit into the step: a fault of ours would be free."""
+    pool.score(GOOD)
+    slow = softmax(forward="time.sleep(1.0)")
+    verdict = pool.score(slow, deadline_s=10.0, run_timeout_s=3.0, trials=50).verdict
+    assert (verdict.outcome, verdict.infra_code) == ("timeout", None)
+    assert "too slow" in verdict.feedback
+    assert pool.score(GOOD).verdict.outcome == "scored"

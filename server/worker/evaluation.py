@@ -6,6 +6,7 @@ memory of its own and only then compares, so a verdict depends on nothing that t
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -82,6 +83,7 @@ class Baseline:
 class Progress:
     """How far a submission has come; what the verdict says when it fails."""
 
+    end: float = math.inf  # by time.monotonic(): when the evaluation must be over
     stage: str = "compile"
     compiled: bool = False
     passed: int = 0
@@ -115,8 +117,11 @@ class Evaluation:
         self._opened = False
         self._calls = 0
 
-    def open(self, stack: ExitStack, host: Host, source: str) -> None:
-        """Fork a candidate with `source` in a fresh working directory; `stack` ends and removes both."""
+    def open(self, stack: ExitStack, host: Host, source: str, fair_share_s: float = math.inf) -> None:
+        """Fork a candidate with `source` in a fresh working directory; `stack` ends and removes both.
+
+        `fair_share_s` is as CandidateProcess takes it.
+        """
         uid = host.zygote.uid
         workdir = tempfile.mkdtemp(prefix="eval-", dir=host.base)
         stack.callback(host.trash.remove, workdir)
@@ -130,7 +135,10 @@ class Evaluation:
                 for entry in (parent, *(os.path.join(parent, name) for name in files)):
                     os.chown(entry, uid, uid)
         spawn = Spawn(workdir, _memory_limit(self._device.kind))
-        self._candidate = stack.enter_context(CandidateProcess(host.zygote, host.server, spawn, self._request.eval_id))
+        candidate = CandidateProcess(
+            host.zygote, host.server, spawn, self._request.eval_id, self.progress.end, fair_share_s
+        )
+        self._candidate = stack.enter_context(candidate)
         self._opened = True
 
     def load(self, class_name: str, guard: bool) -> None:
@@ -295,7 +303,7 @@ class Score:
     facts: TaskFacts
 
 
-def measure_baseline(request: Evaluate, task: TaskContext, host: Host) -> Baseline:
+def measure_baseline(request: Evaluate, task: TaskContext, host: Host, end: float) -> Baseline:
     """Time the reference in the candidate's place, with nothing else on the device.
 
     Raises:
@@ -303,7 +311,7 @@ def measure_baseline(request: Evaluate, task: TaskContext, host: Host) -> Baseli
         InfrastructureFault: its process was lost.
     """
     with ExitStack() as stack:
-        run = Evaluation(request, task, host.device, Progress())
+        run = Evaluation(request, task, host.device, Progress(end=end))
         run.open(stack, host, request.task_source)
         slots = SharedSlots(task, host.device)
         stack.callback(slots.close)
@@ -336,7 +344,7 @@ def evaluate_submission(
         run = Evaluation(request, task, host.device, progress)
         try:
             with progress.phase("spawn"):
-                run.open(stack, host, request.code)
+                run.open(stack, host, request.code, request.run_timeout_s)
             with progress.phase("compile"):
                 run.load("ModelNew", True)
             with progress.phase("share"):

@@ -15,6 +15,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 import traceback
 from collections import OrderedDict
 
@@ -81,7 +82,7 @@ class Judge:
 
     def evaluate(self, request: Evaluate) -> Verdict:
         """The verdict on one submission. Raises ServerGone only."""
-        progress = Progress()
+        progress = Progress(end=time.monotonic() + request.budget_s)
         verdict = Verdict(request.eval_id, "compile", "infrastructure")
         # A collection inside the clock would be billed to the submission.
         gc.disable()
@@ -122,7 +123,7 @@ class Judge:
         with progress.phase("prepare"):
             task = self._task(request)
         with progress.phase("baseline"):
-            baseline = self._baseline(request, task)
+            baseline = self._baseline(request, task, progress)
         return evaluate_submission(request, task, baseline, self._host, progress)
 
     def _task(self, request: Evaluate) -> TaskContext:
@@ -145,10 +146,10 @@ class Judge:
             self._tasks.popitem(last=False)
         return task
 
-    def _baseline(self, request: Evaluate, task: TaskContext) -> Baseline:
+    def _baseline(self, request: Evaluate, task: TaskContext, progress: Progress) -> Baseline:
         key = f"{task_key(request)} {request.timed_runs}"
         if key not in self._baselines:
-            self._baselines[key] = measure_baseline(request, task, self._host)
+            self._baselines[key] = measure_baseline(request, task, self._host, progress.end)
         return self._baselines[key]
 
     def _feedback(self, failure: SubmissionFailed, progress: Progress) -> str:

@@ -6,6 +6,7 @@ what the candidate prints, and notices when it dies.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -183,10 +184,28 @@ class Zygote:
 class CandidateProcess:
     """One forked candidate. Use as a context manager: leaving it ends every process the candidate started."""
 
-    def __init__(self, zygote: Zygote, server: Connection | None, spawn: Spawn, eval_id: str) -> None:
+    def __init__(
+        self,
+        zygote: Zygote,
+        server: Connection | None,
+        spawn: Spawn,
+        eval_id: str,
+        end: float = math.inf,
+        fair_share_s: float = math.inf,
+    ) -> None:
+        """Fork it.
+
+        Args:
+            end: when the evaluation must be over, by time.monotonic().
+            fair_share_s: a submission that was waited for as long as this by then was too slow; one that was not, lost
+                its time to us, and the fault is ours.
+        """
         self._zygote = zygote
         self._server = server
         self._eval_id = eval_id
+        self._end = end
+        self._fair_share_s = fair_share_s
+        self._waited_s = 0.0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection = Connection(ours, CandidateReply, _REPLY_LIMIT)
         self._output, write_end = os.pipe()
@@ -243,7 +262,15 @@ class CandidateProcess:
             SubmissionFailed: it failed, died, printed too much, or did not answer within `timeout_s`.
             Cancelled, ServerGone, InfrastructureFault: as their names say.
         """
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
+        try:
+            return self._wait(kind, timeout_s, what)
+        finally:
+            self._waited_s += time.monotonic() - began
+
+    def _wait(self, kind: type[T], timeout_s: float, what: str) -> T:
+        began = time.monotonic()
+        deadline = min(began + timeout_s, self._end)
         while True:
             try:
                 message = self._connection.pop()
@@ -258,6 +285,13 @@ class CandidateProcess:
                     raise SubmissionFailed(outcome, message.message)
                 raise SubmissionFailed("protocol_error", "The submission's process answered out of turn.")
             remaining = deadline - time.monotonic()
+            if remaining <= 0 and time.monotonic() >= self._end:
+                if self._waited_s + time.monotonic() - began < self._fair_share_s:
+                    raise InfrastructureFault("step_deadline", f"{what} did not finish within the step's deadline")
+                raise SubmissionFailed(
+                    "timeout",
+                    "The submission is too slow: its calls together did not finish within the step's deadline.",
+                )
             if remaining <= 0:
                 raise SubmissionFailed("timeout", f"{what} did not finish within {timeout_s:.0f} s and was ended.")
             ready = {fd for fd, _ in self._poll.poll(max(1, int(remaining * 1000)))}

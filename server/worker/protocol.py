@@ -58,6 +58,7 @@ class Evaluate(msgspec.Struct, tag="evaluate"):
     timed_runs: int = 20
     compile_timeout_s: float = 150.0
     run_timeout_s: float = 60.0
+    budget_s: float = 240.0  # for the whole evaluation; the worker sets what is left of the step's deadline
 
 
 class Cancel(msgspec.Struct, tag="cancel"):

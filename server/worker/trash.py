@@ -21,7 +21,7 @@ class Trash:
         """
         self._wait(_LIMIT_S)
         self._running = subprocess.Popen(
-            ["rm", "-rf", "--", path], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ["/bin/rm", "-rf", "--", path], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self._wait(_PATIENCE_S)
 
