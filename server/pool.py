@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -41,6 +41,7 @@ from server.worker.protocol import (
     StartFailed,
     Verdict,
 )
+from server.worker.trash import remove_tree
 
 MAX_ATTEMPTS = 2
 START_TIMEOUT_S = 180.0
@@ -194,7 +195,10 @@ class _Worker:
             if not self.first_start.done():
                 self.first_start.set_result(None)
             self._queue.join(self.number)
-            self._serve()
+            try:
+                self._serve()
+            except Exception:  # a worker that ends silently would leave its device idle for ever
+                traceback.print_exc()
             self._queue.leave(self.number)
             self._stop_judge()
 
@@ -310,7 +314,7 @@ class _Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process = None
         if self._base is not None:
-            shutil.rmtree(self._base, ignore_errors=True)
+            remove_tree(self._base)
             self._base = None
 
 

@@ -321,3 +321,32 @@ def test_a_submission_that_is_slow_in_every_call_is_the_models(pool: Pool) -> No
     assert (verdict.outcome, verdict.infra_code) == ("timeout", None)
     assert "too slow" in verdict.feedback
     assert pool.score(GOOD).verdict.outcome == "scored"
+
+
+DEEP_TREE = """
+import os
+here = os.open(".", os.O_RDONLY)
+for _ in range(20000):
+    os.mkdir("d")
+    os.chdir("d")
+os.fchdir(here)
+"""
+WIDE_STRIDE = """
+from server.worker import candidate
+run = candidate.Candidate._run
+def lie(self, request):
+    reply = run(self, request)
+    reply.outputs[0].strides = [2**64 - 1] * len(reply.outputs[0].strides)
+    return reply
+candidate.Candidate._run = lie
+"""
+
+
+@NEEDS_CPU_EVALUATOR
+@pytest.mark.parametrize("top", [DEEP_TREE, WIDE_STRIDE], ids=["a deep tree", "a wide stride"])
+def test_what_once_ended_a_worker_is_only_a_submission(pool: Pool, top: str) -> None:
+    faults = pool.evaluator.status()["workers"][0]["faults"]
+    verdict = pool.score(softmax(top=top)).verdict
+    assert verdict.infra_code is None
+    assert pool.score(GOOD).verdict.outcome == "scored"
+    assert pool.evaluator.status()["workers"][0]["faults"] == faults

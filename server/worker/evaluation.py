@@ -343,13 +343,15 @@ def evaluate_submission(
     with ExitStack() as stack:
         run = Evaluation(request, task, host.device, progress)
         try:
+            with progress.phase("share"):
+                # Before the submission runs: memory that is short afterwards is its own doing.
+                slots = SharedSlots(task, host.device)
+                stack.callback(slots.close)
             with progress.phase("spawn"):
                 run.open(stack, host, request.code, request.run_timeout_s)
             with progress.phase("compile"):
                 run.load("ModelNew", True)
             with progress.phase("share"):
-                slots = SharedSlots(task, host.device)
-                stack.callback(slots.close)
                 run.share(slots)
             with progress.phase("correctness"):
                 reference = run.trials()

@@ -38,7 +38,7 @@ from server.worker.process import Cancelled, InfrastructureFault, ServerGone, Su
 from server.worker.protocol import Cancel, Connection, Evaluate, PeerClosed, Ready, StartFailed, Verdict
 from server.worker.task_context import TaskContext, task_key
 from server.worker.task_module import TaskError
-from server.worker.trash import Trash
+from server.worker.trash import Trash, remove_tree
 from server.worker.vmm import CudaDriverError
 
 MAX_CACHED_TASKS = 64
@@ -78,7 +78,7 @@ class Judge:
             return
         finally:
             self._zygote.close()
-            shutil.rmtree(self._base, ignore_errors=True)
+            remove_tree(self._base)
 
     def evaluate(self, request: Evaluate) -> Verdict:
         """The verdict on one submission. Raises ServerGone only."""

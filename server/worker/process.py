@@ -40,7 +40,8 @@ OUTPUT_LIMIT = 16 << 20
 _OUTPUT_KEPT = 2000
 _START_TIMEOUT_S = 120.0
 _KILL_TIMEOUT_S = 60.0
-_REPLY_LIMIT = 4 << 20
+# A thousand parameters' names fit in; decoding a message made to be slow takes the square of its length.
+_REPLY_LIMIT = 512 << 10
 
 # The failures a candidate may report of itself: values of kernel_env.models.Outcome that candidate.classify gives.
 _OWN_FAULTS = frozenset(

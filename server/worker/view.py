@@ -11,11 +11,12 @@ import contextlib
 import ctypes
 import os
 import pwd
-import shutil
 import stat
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from server.worker.trash import remove_tree
 
 _MS_NOSUID = 2
 _MS_NODEV = 4
@@ -178,7 +179,7 @@ class View:
                 continue
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    remove_tree(entry.path)
                 else:
                     os.unlink(entry.path)
 
