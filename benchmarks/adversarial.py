@@ -103,7 +103,6 @@ class Arena:
 
     async def submit(self, code: str, task_id: str, language: str) -> Row:
         """Score one submission."""
-        began = time.monotonic()
         request = Evaluate(
             eval_id=uuid.uuid4().hex,
             task_id=task_id,
@@ -114,6 +113,7 @@ class Arena:
             timed_runs=self.settings.timed_runs,
             run_timeout_s=20.0,
         )
+        began = time.monotonic()
         result = await self.evaluator.evaluate(request, DEADLINE_S)
         verdict = result.verdict
         try:
@@ -135,8 +135,11 @@ class Arena:
             "t_new_ms": verdict.t_new_ms,
             "t_new_spread": verdict.t_new_spread,
             "timing_method": verdict.timing_method,
+            "t_event_ms": verdict.t_event_ms,
+            "t_wall_ms": verdict.t_wall_ms,
             "t_tolerance_ms": verdict.t_tolerance_ms,
             "max_abs_error": verdict.max_abs_error,
+            "timed_runs": verdict.timed_runs,
             "attempts": result.attempts,
             "phase_seconds": verdict.phase_seconds,
             "wall_s": round(wall_s, 2),
@@ -256,7 +259,7 @@ def report(rows: list[Row], missing: int) -> int:
 
 
 async def run(arena: Arena, items: list[Item], budget: Budget) -> int:
-    """Play the items, one at a time on each device; how many did not fit into the budget."""
+    """Play the items, one at a time for each judge; how many did not fit into the budget."""
     waiting = deque(items)
 
     async def worker() -> None:
@@ -269,8 +272,7 @@ async def run(arena: Arena, items: list[Item], budget: Budget) -> int:
                 missing.append(item)
 
     missing: list[Item] = []
-    devices = len(arena.settings.gpus) if arena.kind == "gpu" else 1
-    await asyncio.gather(*(worker() for _ in range(devices)))
+    await asyncio.gather(*(worker() for _ in arena.evaluator.status()["workers"]))
     return len(missing)
 
 

@@ -1,7 +1,8 @@
-"""The evaluator that runs submissions: one judge process for each device, one evaluation at a time on each.
+"""The evaluator that runs submissions: a few judge processes for each device, one evaluation at a time in each.
 
 Never imports torch. A thread owns each judge: it starts it, gives it one job at a time, restarts it after a fault of
-ours and gives the job to another worker once before it reports the fault. Sessions wait in one queue.
+ours and gives the job to another worker once before it reports the fault. Sessions wait in one queue. The judges of a
+GPU share it through its lease (server/lease.py): only one of them times anything, and has it alone then.
 """
 
 from __future__ import annotations
@@ -18,28 +19,30 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from server.evaluator import EvalResult, EvaluatorUnavailable
+from server.jobs import Job, Queue, fault, resolve
+from server.lease import Lease
 from server.settings import Settings
+from server.worker.connection import Connection, DeadlineExceeded, PeerClosed, PeerViolation
 from server.worker.level import shortfall
 from server.worker.protocol import (
     Cancel,
-    Connection,
-    DeadlineExceeded,
     DeviceInfo,
     Evaluate,
-    PeerClosed,
-    PeerViolation,
+    Grant,
+    JudgeReply,
+    Pause,
+    Paused,
     Ready,
     StartFailed,
     Verdict,
+    Want,
 )
 from server.worker.trash import remove_tree
 
@@ -50,97 +53,35 @@ GRACE_S = 20.0
 BUDGET_MARGIN_S = 5.0
 _POLL_S = 0.5
 _MAX_BACKOFF_S = 30.0
-
-
-@dataclass
-class _Job:
-    request: Evaluate
-    deadline: float  # time.monotonic()
-    created: float = field(default_factory=time.monotonic)
-    started: Future[None] = field(default_factory=Future)
-    result: Future[EvalResult] = field(default_factory=Future)
-    attempts: int = 0
-    queue_s: float = 0.0
-    avoid: set[int] = field(default_factory=set)
-    cancelled_at: float | None = None
-
-
-class _Queue:
-    """First come, first served; a job that failed on a worker goes to another one while there is one."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[_Job] = deque()
-        self._changed = threading.Condition()
-        self._workers: set[int] = set()
-        self._closed = False
-
-    def join(self, worker: int) -> None:
-        with self._changed:
-            self._workers.add(worker)
-            self._changed.notify_all()
-
-    def leave(self, worker: int) -> None:
-        with self._changed:
-            self._workers.discard(worker)
-            self._changed.notify_all()
-
-    def put(self, job: _Job, front: bool = False) -> None:
-        with self._changed:
-            if self._closed:
-                _resolve(job, _fault(job.request, "worker_lost", "the server is stopping"))
-                return
-            self._jobs.appendleft(job) if front else self._jobs.append(job)
-            self._changed.notify_all()
-
-    def take(self, worker: int) -> _Job | None:
-        """The next job for this worker; None when the pool closes."""
-        with self._changed:
-            while not self._closed:
-                for job in self._jobs:
-                    if worker not in job.avoid or not (self._workers - job.avoid):
-                        self._jobs.remove(job)
-                        return job
-                self._changed.wait()
-            return None
-
-    def remove(self, job: _Job) -> bool:
-        with self._changed:
-            if job in self._jobs:
-                self._jobs.remove(job)
-                return True
-            return False
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            jobs, self._jobs = list(self._jobs), deque()
-            self._changed.notify_all()
-        for job in jobs:
-            _resolve(job, _fault(job.request, "worker_lost", "the server is stopping"))
+# What every judge takes for itself, and how much of what remains is handed out.
+_JUDGE_BYTES = 1 << 30
+_USABLE = 0.95
+_MAX_AUTO_JUDGES = 8
+_HOST_BYTES_PER_JUDGE = 12 << 30
 
 
 class _Worker:
     """One judge and the thread that owns it."""
 
-    def __init__(self, number: int, kind: str, gpu: int | None, queue: _Queue, sandbox_required: bool) -> None:
+    def __init__(
+        self, number: int, gpu: int | None, judges: int, queue: Queue, lease: Lease, settings: Settings
+    ) -> None:
         self.number = number
         self.gpu = gpu
+        self._judges = judges
+        self._lease = lease
+        self._settings = settings
         self.state = "starting"
         self.device: DeviceInfo | None = None
         self.evaluations = 0
         self.faults = 0
         self.first_start: Future[None] = Future()
-        self._kind = kind
-        self._sandbox_required = sandbox_required
         self._queue = queue
         self._process: subprocess.Popen[bytes] | None = None
         self._base: str | None = None
         self._connection: Connection | None = None
         self._sending = threading.Lock()
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"worker-{number}", daemon=True)
         self._thread.start()
@@ -156,7 +97,7 @@ class _Worker:
             "faults": self.faults,
         }
 
-    def cancel(self, job: _Job) -> None:
+    def cancel(self, job: Job) -> None:
         """Tell the judge to drop `job` if it is the one it works on."""
         with self._sending:
             if self._job is job and self._connection is not None:
@@ -210,7 +151,7 @@ class _Worker:
             if job is None:
                 return
             if job.cancelled_at is not None:
-                _resolve(job, _fault(job.request, "cancelled", ""))
+                resolve(job, fault(job.request, "cancelled", ""))
                 continue
             self.state = "busy"
             verdict = self._evaluate(job)
@@ -223,11 +164,11 @@ class _Worker:
                     self._queue.leave(self.number)
                     self._queue.put(job, front=True)
                     return
-            _resolve(job, verdict, self.device)
+            resolve(job, verdict, self.device)
             if not healthy:
                 return
 
-    def _evaluate(self, job: _Job) -> Verdict:
+    def _evaluate(self, job: Job) -> Verdict:
         """The judge's verdict, or one of ours when it is lost."""
         assert self._connection is not None
         job.attempts += 1
@@ -250,15 +191,26 @@ class _Worker:
                     now = time.monotonic()
                     overdue = job.cancelled_at is not None and now > job.cancelled_at + GRACE_S
                     if overdue or now > job.deadline + GRACE_S:
-                        return _fault(job.request, "worker_lost", "the judge stopped answering")
+                        return fault(job.request, "worker_lost", "the judge stopped answering")
                     continue
-                if isinstance(message, Verdict) and message.eval_id == job.request.eval_id:
+                if isinstance(message, Want):
+                    self._lease.want(self.number, message.alone, message.memory_bytes)
+                elif isinstance(message, Paused):
+                    self._lease.paused(self.number)
+                elif isinstance(message, Verdict) and message.eval_id == job.request.eval_id:
                     return message
         except (PeerClosed, PeerViolation, DeadlineExceeded) as error:
-            return _fault(job.request, "worker_lost", f"the judge was lost: {error!r}")
+            return fault(job.request, "worker_lost", f"the judge was lost: {error!r}")
         finally:
             with self._sending:
                 self._job = None
+            self._lease.release(self.number)
+
+    def _tell(self, message: Grant | Pause) -> None:
+        """Send the lease's word to the judge. One that is lost is noticed by the thread that reads from it."""
+        with self._sending, contextlib.suppress(PeerClosed, DeadlineExceeded):
+            if self._connection is not None:
+                self._connection.send(message, deadline=time.monotonic() + 1.0)
 
     def _start_judge(self) -> None:
         self.state = "starting"
@@ -272,7 +224,11 @@ class _Worker:
         self._base = tempfile.mkdtemp(prefix="kernel_env-")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "server.worker.judge", str(theirs.fileno()), self._kind, self._base],
+                [
+                    *(sys.executable, "-m", "server.worker.judge", str(theirs.fileno())),
+                    *("cpu" if self.gpu is None else "cuda", self._base),
+                    *(str(self._settings.cache_dir.expanduser()), str(self._judges)),
+                ],
                 env=environment,
                 # Python puts the working directory on its path, and what is on the path is shown to submissions.
                 cwd=root,
@@ -282,7 +238,7 @@ class _Worker:
             )
         finally:
             theirs.close()
-        self._connection = Connection(ours, Ready | StartFailed | Verdict)
+        self._connection = Connection(ours, JudgeReply)
         try:
             message = self._connection.recv(time.monotonic() + START_TIMEOUT_S)
         except (PeerClosed, PeerViolation, DeadlineExceeded) as error:
@@ -290,15 +246,19 @@ class _Worker:
         if isinstance(message, StartFailed):
             raise EvaluatorUnavailable(message.reason)
         assert isinstance(message, Ready)
-        if self._sandbox_required and (missing := shortfall(message.device.sandbox)) is not None:
+        if self._settings.sandbox == "required" and (missing := shortfall(message.device.sandbox)) is not None:
             raise EvaluatorUnavailable(
                 f"KERNEL_ENV_SANDBOX=required, and the sandbox that this host allows ({message.device.sandbox}) lacks: "
                 f"{missing}. Give the server what is missing, or set KERNEL_ENV_SANDBOX=available."
             )
         self.device = message.device
+        if message.device.memory_bytes:
+            self._lease.capacity_bytes = int((message.device.memory_bytes - self._judges * _JUDGE_BYTES) * _USABLE)
+        self._lease.join(self.number, self._tell)
 
     def _stop_judge(self) -> None:
         """Close the judge's socket, on which it ends its children and itself; kill it when it does not."""
+        self._lease.leave(self.number)
         with self._sending:
             connection, self._connection = self._connection, None
         if connection is not None:
@@ -324,7 +284,7 @@ class PoolEvaluator:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.name = settings.evaluator
-        self._queue = _Queue()
+        self._queue = Queue()
         self._workers: list[_Worker] = []
         self._closed = False
 
@@ -333,7 +293,7 @@ class PoolEvaluator:
         return next((worker.device for worker in self._workers if worker.device is not None), None)
 
     def start(self) -> None:
-        """Start one judge for each device and wait until all are ready.
+        """Start the judges of each device and wait until all are ready.
 
         Raises:
             EvaluatorUnavailable: one did not start.
@@ -347,9 +307,12 @@ class PoolEvaluator:
                     f"KERNEL_ENV_EVALUATOR={self.name} needs {package}: install the extra '{self.name}'. Or: {hint}"
                 )
         gpus: list[int | None] = list(self._settings.gpus) if self.name == "gpu" else [None]
-        kind = "cuda" if self.name == "gpu" else "cpu"
-        required = self._settings.sandbox == "required"
-        self._workers = [_Worker(number, kind, gpu, self._queue, required) for number, gpu in enumerate(gpus)]
+        per_gpu = _judges_per_device(self._settings, len(gpus))
+        leases = {gpu: Lease() for gpu in gpus}
+        self._workers = [
+            _Worker(number, gpu, per_gpu * len(gpus), self._queue, leases[gpu], self._settings)
+            for number, gpu in enumerate(gpus * per_gpu)
+        ]
         for worker in self._workers:
             try:
                 worker.first_start.result(START_TIMEOUT_S + GRACE_S)
@@ -360,7 +323,7 @@ class PoolEvaluator:
 
     async def evaluate(self, request: Evaluate, deadline_s: float) -> EvalResult:
         """See server.evaluator.Evaluator.evaluate."""
-        job = _Job(request, time.monotonic() + deadline_s)
+        job = Job(request, time.monotonic() + deadline_s)
         self._queue.put(job)
         try:
             try:
@@ -377,14 +340,14 @@ class PoolEvaluator:
             self._drop(job, "cancelled", "")
             raise
 
-    def _drop(self, job: _Job, code: str, detail: str) -> EvalResult:
+    def _drop(self, job: Job, code: str, detail: str) -> EvalResult:
         """Give up on a job: free its worker and say why."""
         job.cancelled_at = time.monotonic()
         if not self._queue.remove(job):
             for worker in self._workers:
                 worker.cancel(job)
         waited_s = job.queue_s if job.started.done() else time.monotonic() - job.created
-        return EvalResult(_fault(job.request, code, detail), self.device, max(1, job.attempts), waited_s)
+        return EvalResult(fault(job.request, code, detail), self.device, max(1, job.attempts), waited_s)
 
     def status(self) -> dict[str, Any]:
         return {
@@ -404,12 +367,10 @@ class PoolEvaluator:
             worker.join(GRACE_S)
 
 
-def _resolve(job: _Job, verdict: Verdict, device: DeviceInfo | None = None) -> None:
-    result = EvalResult(verdict, device, max(1, job.attempts), job.queue_s)
-    for future, value in ((job.started, None), (job.result, result)):
-        if not future.done():
-            future.set_result(value)  # type: ignore[arg-type]
-
-
-def _fault(request: Evaluate, code: str, detail: str) -> Verdict:
-    return Verdict(request.eval_id, "compile", "infrastructure", infra_code=code, infra_detail=detail)
+def _judges_per_device(settings: Settings, devices: int) -> int:
+    """As many judges as the setting says; else two CPU cores for each, and memory for what they compile."""
+    if settings.judges_per_gpu or settings.evaluator == "cpu":
+        return max(1, settings.judges_per_gpu)
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(_MAX_AUTO_JUDGES, cores // (2 * devices), memory // (_HOST_BYTES_PER_JUDGE * devices)))

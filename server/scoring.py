@@ -12,6 +12,7 @@ from server.roofline import Roofline, analyse, find_gpu, is_impossible, roofline
 from server.settings import Settings
 from server.text import bound
 from server.worker.protocol import DeviceInfo, Verdict
+from server.worker.timing import FIRST_LOOK, HOPELESS
 
 MAX_FEEDBACK_CHARS = 4000
 NEAR_ROOF = 0.85
@@ -135,6 +136,8 @@ def _success_feedback(verdict: Verdict, t_ref_ms: float, t_new_ms: float, roofli
     speedup = t_ref_ms / t_new_ms
     relation = f"{speedup:.2f}x as fast as" if speedup >= 1 else f"slower ({speedup:.2f}x) than"
     parts = [f"Correct. It takes {_ms(t_new_ms)}, {relation} eager PyTorch ({_ms(t_ref_ms)})."]
+    if t_new_ms > HOPELESS * t_ref_ms and verdict.timed_runs == FIRST_LOOK:
+        parts.append(f"It was timed {FIRST_LOOK} times only, since it is over {HOPELESS:.0f} times slower.")
     if verdict.feedback:
         parts.insert(0, verdict.feedback)
     if roofline is not None:

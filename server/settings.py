@@ -24,6 +24,8 @@ class Settings(BaseSettings):
     max_sessions: int = Field(default=64, ge=1)
     eval_log: Path | None = None
     reward: Literal["speedup", "roofline"] = "speedup"
+    judges_per_gpu: int = Field(default=0, ge=0, le=8)
+    cache_dir: Path = Path("~/.cache/kernel_env")
     sandbox: Literal["available", "required"] = "available"
     roofline_reject: float = Field(default=0.8, ge=0.0)
     atol: float = Field(default=1e-2, gt=0)

@@ -22,6 +22,8 @@ from pathlib import Path
 import pytest
 
 from server.worker import view
+from server.worker.device import CpuDevice
+from server.worker.lease import GpuLease
 from server.worker.process import CandidateProcess, Zygote
 from server.worker.protocol import Load, Loaded, Spawn
 
@@ -137,6 +139,11 @@ def popen_on(kind: HostKind) -> Iterator[None]:
         yield
 
 
+def no_lease() -> GpuLease:
+    """The lease of a judge without a server: everything is its own."""
+    return GpuLease(None, CpuDevice())
+
+
 class Host:
     """A zygote on a host."""
 
@@ -156,7 +163,7 @@ class Host:
             (workdir / "submission.py").write_text(code)
             os.chown(workdir, self.uid, self.uid)
             os.chmod(workdir / "submission.py", 0o644)
-            with CandidateProcess(self.zygote, None, Spawn(str(workdir), MEMORY_BYTES), "test") as candidate:
+            with CandidateProcess(self.zygote, no_lease(), Spawn(str(workdir), MEMORY_BYTES)) as candidate:
                 yield candidate, workdir
 
     def run(self, body: str, inside: Callable[[object], object] = lambda result: result, **values: object) -> object:

@@ -16,7 +16,8 @@ from conftest import WAIT_S, make_settings
 
 from kernel_env.models import InfraCode
 from server.evaluator import EvalResult, EvaluatorUnavailable, create_evaluator
-from server.pool import PoolEvaluator, _Job, _Queue
+from server.jobs import Job, Queue
+from server.pool import PoolEvaluator
 from server.worker.protocol import Cancel
 from tests.cpu_pool import NEEDS_CPU_EVALUATOR, Pool, alive, open_pool, request_for, until
 from tests.cpu_submissions import BROKEN_CPP, GOOD, softmax
@@ -248,13 +249,13 @@ def test_elsewhere_than_on_linux_mock_is_named(monkeypatch: pytest.MonkeyPatch) 
 # ---------------------------------------------------------------- the queue
 
 
-def job() -> _Job:
+def job() -> Job:
     """A job that nobody waits for."""
-    return _Job(request_for(GOOD, source="reference"), deadline=0.0)
+    return Job(request_for(GOOD, source="reference"), deadline=0.0)
 
 
 def test_the_queue_is_first_come_first_served_except_for_a_retry() -> None:
-    queue = _Queue()
+    queue = Queue()
     queue.join(0)
     first, second, again = job(), job(), job()
     queue.put(first)
@@ -264,7 +265,7 @@ def test_the_queue_is_first_come_first_served_except_for_a_retry() -> None:
 
 
 def test_a_retry_goes_to_another_worker_while_there_is_one() -> None:
-    queue = _Queue()
+    queue = Queue()
     queue.join(0)
     queue.join(1)
     retried, other = job(), job()
@@ -279,7 +280,7 @@ def test_a_retry_goes_to_another_worker_while_there_is_one() -> None:
 
 
 def test_a_closed_queue_gives_out_nothing_and_answers_what_waited() -> None:
-    queue = _Queue()
+    queue = Queue()
     queue.join(0)
     waiting, late = job(), job()
     queue.put(waiting)

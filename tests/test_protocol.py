@@ -15,20 +15,8 @@ from conftest import WAIT_S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.worker.protocol import (
-    CandidateReply,
-    CandidateRequest,
-    Connection,
-    Construct,
-    DeadlineExceeded,
-    Failed,
-    Load,
-    Loaded,
-    OutputMeta,
-    PeerClosed,
-    PeerViolation,
-    Ran,
-)
+from server.worker.connection import Connection, DeadlineExceeded, PeerClosed, PeerViolation
+from server.worker.protocol import CandidateReply, CandidateRequest, Construct, Failed, Load, Loaded, OutputMeta, Ran
 
 LIMIT = 1 << 16
 
@@ -65,7 +53,7 @@ def frame(message: msgspec.Struct) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
-RAN = Ran(7, 1.5, ["t", 0], [OutputMeta([2, 3], [3, 1], "float32")])
+RAN = Ran(7, 1.5, 0.5, ["t", 0], [OutputMeta([2, 3], [3, 1], "float32")])
 
 
 def test_messages_arrive_in_order_and_whole(pair: Pair) -> None:

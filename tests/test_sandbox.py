@@ -23,7 +23,8 @@ from server.evaluator import EvaluatorUnavailable
 from server.pool import PoolEvaluator
 from server.settings import Settings
 from server.worker import level, process, sandbox, view
-from server.worker.process import CandidateProcess, InfrastructureFault
+from server.worker.lease import InfrastructureFault
+from server.worker.process import CandidateProcess
 from server.worker.protocol import Spawn
 from tests.sandbox_hosts import (
     BARE,
@@ -37,6 +38,7 @@ from tests.sandbox_hosts import (
     TIMEOUT_S,
     UNPRIVILEGED,
     Host,
+    no_lease,
     popen_on,
     start,
 )
@@ -243,7 +245,7 @@ def test_a_candidate_that_cannot_be_confined_is_a_fault_of_ours(tmp_path):
     host = Host(FULL)
     try:
         with pytest.raises(InfrastructureFault, match="zygote_lost"):
-            CandidateProcess(host.zygote, None, Spawn(str(tmp_path / "missing"), MEMORY_BYTES), "test")
+            CandidateProcess(host.zygote, no_lease(), Spawn(str(tmp_path / "missing"), MEMORY_BYTES))
     finally:
         host.zygote.close()
 

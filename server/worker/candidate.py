@@ -12,20 +12,22 @@ import linecache
 import math
 import os
 import sys
+import time
 import traceback
+import weakref
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from server.worker import layout, tree
+from server.worker.connection import Connection, PeerClosed
 from server.worker.device import Device, Slot
 from server.worker.guard import DispatchGuard, GuardViolation, OutputPlacement
 from server.worker.protocol import (
     GATE_BYTES,
     CandidateReply,
     CandidateRequest,
-    Connection,
     Construct,
     Constructed,
     Failed,
@@ -33,7 +35,7 @@ from server.worker.protocol import (
     Loaded,
     LoadWeights,
     OutputMeta,
-    PeerClosed,
+    Queued,
     Ran,
     Run,
     SlotLayout,
@@ -66,8 +68,9 @@ class _Failure(Exception):
 class Candidate:
     """One submission's process. Each method answers one request of the judge."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, connection: Connection) -> None:
         self._device = device
+        self._connection = connection
         self._class: type | None = None
         self._deny = True
         self._model: torch.nn.Module | None = None
@@ -161,6 +164,10 @@ class Candidate:
 
     def _run(self, request: Run) -> Ran:
         assert self._model is not None and self._gate is not None
+        if request.retune:
+            for tuner in list(_autotuners):
+                tuner.cache.clear()
+        began = time.perf_counter()
         self._device.wait_gate(self._gate, request.gate)
         arguments = tree.unflatten(request.inputs, self._inputs)
         if request.seed is not None:
@@ -177,9 +184,14 @@ class Candidate:
                 raise GuardViolation(guard.violation)
             spec, tensors = tree.flatten(result)
             metas = self._place(tensors)
-            elapsed_ms = self._device.stop(started)
+            finished = self._device.finish(started)
+            self._device.signal(self._gate, request.gate)
+            queued_ms = (time.perf_counter() - began) * 1e3
+            if request.announce:
+                self._connection.send(Queued(request.call))
+            elapsed_ms = self._device.elapsed_ms(finished)
         self._returned = tensors
-        return Ran(request.call, elapsed_ms, spec, metas)
+        return Ran(request.call, elapsed_ms, queued_ms, spec, metas)
 
     def settle(self) -> None:
         """After a call and outside the judge's clock: learn where outputs came from, put running statistics back."""
@@ -271,19 +283,30 @@ def describe(error: BaseException) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _take_first_configuration() -> None:
-    """Make @triton.autotune take the first valid configuration: the interpreter has no driver to time them with."""
+_autotuners: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _adapt_autotune(interpreted: bool) -> None:
+    """Remember every @triton.autotune; in the interpreter, which has no driver to time with, take the first
+    configuration."""
     with contextlib.suppress(ImportError):  # C++ submissions run without triton
         from triton.runtime.autotuner import Autotuner
 
-        Autotuner._bench = lambda self, *args, config, **meta: 0.0
+        plain = Autotuner.__init__
+
+        def remember(self: Any, *args: Any, **values: Any) -> None:
+            plain(self, *args, **values)
+            _autotuners.add(self)
+
+        Autotuner.__init__ = remember
+        if interpreted:
+            Autotuner._bench = lambda self, *args, config, **meta: 0.0
 
 
 def serve(connection: Connection, device: Device) -> None:
     """Answer the judge until it closes the connection."""
-    if device.kind == "cpu":
-        _take_first_configuration()
-    candidate = Candidate(device)
+    _adapt_autotune(interpreted=device.kind == "cpu")
+    candidate = Candidate(device, connection)
     # The context takes longer to create than the judge needs to send the first request. An error shows again later.
     with contextlib.suppress(Exception):
         torch.zeros(1, device=device.torch_device)

@@ -113,6 +113,24 @@ class Children:
             return os.fork()
         return self._namespace.fork()
 
+    def freeze(self, only: int | None) -> None:
+        """SIGSTOP the process `only`, or every process of the candidate."""
+        stopped: set[int] = set()
+        # What is forked while this goes on is found in the next round.
+        while pids := {only} - stopped if only is not None else self._pids() - stopped:
+            for pid in pids:
+                _signal(pid, signal.SIGSTOP)
+            stopped |= pids
+
+    def thaw(self) -> None:
+        """SIGCONT for all of them."""
+        for pid in self._pids():
+            _signal(pid, signal.SIGCONT)
+
+    def _pids(self) -> set[int]:
+        init = {self._namespace.init} if self._namespace is not None else set()
+        return set(descendants(os.getpid())) - init
+
     def end(self, deadline_s: float = 30.0) -> None:
         """SIGKILL and reap everything until nothing is left.
 

@@ -4,16 +4,18 @@ On CUDA a call is started by a gate: the candidate is told to begin, queues a wa
 and its launches behind it, while the judge's stream still flushes and writes the inputs and then opens the gate. So
 the events around the call see the device's time alone, as triton.testing.do_bench does by queueing its cache clear
 first. Measured on an H200, Triton ReLU on 6 GiB: 3.31 ms (p10 to p90 0.075) without the gate, 3.164 (0.003) with it,
-3.163 by do_bench.
+3.163 by do_bench. A second word, written by the candidate's stream at its end, lets the judge's stream go on: so the
+judge's clock is the device's too, and holds no message and no wake-up of a process.
 
 Everything the judge and the candidate do differently on the two lives here: shared slots, synchronisation, the
-stopwatch and the L2 flush.
+stopwatch, the judge's clock and the L2 flush.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import mmap
 import os
 import platform
@@ -22,7 +24,8 @@ from typing import Any, Protocol
 
 import torch
 
-from server.worker.protocol import DeviceInfo
+from server.worker import vmm
+from server.worker.protocol import SIGNAL_OFFSET, DeviceInfo
 
 try:  # torch works without triton on the CPU; the version is only reported
     import triton
@@ -32,8 +35,13 @@ except ImportError:
     _TRITON_VERSION = None
 
 
-# Each writes twice the L2 cache, 126 MB on an H200 in 31 us.
-LEAD_FLUSHES = 7
+# Each flush writes twice the L2 cache, 126 MB on an H200 in this time.
+FLUSH_MS = 0.031
+
+# 6 ms on an H200: longer than the time slices that the device gives to another process.
+_QUIET_FLUSHES = 200
+_QUIET_TRIES = 3
+_QUIET_FACTOR = 1.1
 
 
 class Slot(Protocol):
@@ -81,7 +89,7 @@ class CpuDevice:
     def flush_l2(self) -> None:
         pass
 
-    def lead(self) -> None:
+    def lead(self, time_ms: float) -> None:
         pass
 
     def open_gate(self, gate: torch.Tensor, value: int) -> None:
@@ -90,15 +98,54 @@ class CpuDevice:
     def wait_gate(self, gate: torch.Tensor, value: int) -> None:
         pass
 
+    def signal(self, gate: torch.Tensor, value: int) -> None:
+        pass
+
+    def wait_signal(self, gate: torch.Tensor, value: int) -> None:
+        pass
+
+    def release(self, gate: torch.Tensor, value: int) -> None:
+        pass
+
+    def mark(self) -> Any:
+        return time.perf_counter()
+
+    def between(self, first: Any, last: Any, timeout_s: float) -> float | None:
+        return (last - first) * 1e3
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
     def empty_cache(self) -> None:
         pass
 
+    def is_quiet(self) -> bool:
+        return True
+
+    def memory_bytes(self) -> int:
+        """The memory that submissions and judges share; 0 where nobody counts it."""
+        return 0
+
+    def peak_bytes(self) -> int:
+        """The most that tensors of this process took since `reset_peak`."""
+        return 0
+
+    def reset_peak(self) -> None:
+        pass
+
+    def identity(self) -> str:
+        """What tells this device from others of its name."""
+        return platform.node()
+
     def start(self) -> Any:
-        """Start the stopwatch; give what it returns to `stop`, which answers in ms."""
+        """Start the stopwatch; give what it returns to `finish`, and what that returns to `elapsed_ms`."""
         return time.perf_counter()
 
-    def stop(self, started: Any) -> float:
+    def finish(self, started: Any) -> Any:
         return (time.perf_counter() - started) * 1e3
+
+    def elapsed_ms(self, finished: Any) -> float:
+        return finished
 
     def info(self, sandbox: str) -> DeviceInfo:
         name = platform.processor() or platform.machine()
@@ -118,6 +165,8 @@ class CudaDevice:
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda:0")
         self._flush: torch.Tensor | None = None
+        self._quiet_ms = math.inf
+        self._side: torch.cuda.Stream | None = None
 
     def allocate(self, nbytes: int) -> tuple[Slot, int]:
         """A slot and a descriptor for it, which the caller closes.
@@ -125,13 +174,9 @@ class CudaDevice:
         Raises:
             CudaDriverError: code 2 when memory is short.
         """
-        from server.worker import vmm
-
         return vmm.allocate(nbytes)
 
     def import_slot(self, fd: int, nbytes: int) -> Slot:
-        from server.worker import vmm
-
         return vmm.import_block(fd, nbytes)
 
     def synchronize(self) -> None:
@@ -144,38 +189,99 @@ class CudaDevice:
             self._flush = torch.empty(max(size, 64 << 20), dtype=torch.uint8, device=self.torch_device)
         self._flush.zero_()
 
-    def lead(self) -> None:
-        """Keep the stream busy for a quarter of a millisecond or so: the time a candidate has to queue its launches."""
-        for _ in range(LEAD_FLUSHES):
+    def lead(self, time_ms: float) -> None:
+        """Keep the stream busy for so long: the time a candidate has to queue its launches."""
+        for _ in range(math.ceil(time_ms / FLUSH_MS)):
             self.flush_l2()
 
     def open_gate(self, gate: torch.Tensor, value: int) -> None:
-        """Write `value` to the shared word once the stream has come this far."""
-        from server.worker import vmm
-
+        """Write `value` to the gate's word once the stream has come this far."""
         vmm.write_value(gate, value)
 
     def wait_gate(self, gate: torch.Tensor, value: int) -> None:
-        """Make the stream wait until the shared word is at least `value`; the host goes on."""
-        from server.worker import vmm
-
+        """Make the stream wait until the gate's word is at least `value`; the host goes on."""
         vmm.wait_value(gate, value)
+
+    def signal(self, gate: torch.Tensor, value: int) -> None:
+        """The candidate's stream has come this far: for `wait_signal`."""
+        vmm.write_value(gate[SIGNAL_OFFSET:], value)
+
+    def wait_signal(self, gate: torch.Tensor, value: int) -> None:
+        """Make the stream wait for the candidate's signal, or for `release`."""
+        vmm.wait_value(gate[SIGNAL_OFFSET:], value)
+
+    def release(self, gate: torch.Tensor, value: int) -> None:
+        """Signal in the candidate's place, which died or never did."""
+        if self._side is None:
+            self._side = torch.cuda.Stream(self.torch_device)
+        with torch.cuda.stream(self._side):
+            self.signal(gate, value)
+
+    def mark(self) -> Any:
+        """A point on the stream, for `between`."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, first: Any, last: Any, timeout_s: float) -> float | None:
+        """The ms between two marks, once the stream has passed both; None when it does not in time."""
+        end = time.monotonic() + timeout_s
+        while not last.query():
+            if time.monotonic() > end:
+                return None
+        return first.elapsed_time(last)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy flat bytes by a kernel: a copy engine would work beside another process's kernels."""
+        if target.numel() % 8 == 0:
+            target, source = target.view(torch.int64), source.view(torch.int64)
+        torch.bitwise_or(source, 0, out=target)
 
     def empty_cache(self) -> None:
         torch.cuda.empty_cache()
 
+    def is_quiet(self) -> bool:
+        """Whether no other process uses the device: writing a fixed amount takes as long as it ever did.
+
+        The first call takes what it finds as quiet.
+        """
+        times_ms = []
+        for _ in range(_QUIET_TRIES):
+            started = self.start()
+            for _ in range(_QUIET_FLUSHES):
+                self.flush_l2()
+            times_ms.append(self.elapsed_ms(self.finish(started)))
+            if times_ms[-1] <= self._quiet_ms * _QUIET_FACTOR and self._quiet_ms < math.inf:
+                break
+        self._quiet_ms = min(self._quiet_ms, *times_ms)
+        return times_ms[-1] <= self._quiet_ms * _QUIET_FACTOR
+
+    def memory_bytes(self) -> int:
+        return torch.cuda.get_device_properties(0).total_memory
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated()
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def identity(self) -> str:
+        return str(torch.cuda.get_device_properties(0).uuid)
+
     def start(self) -> Any:
-        """Record an event; give what it returns to `stop`, which waits for the device and answers in ms."""
+        """Record an event; give what it returns to `finish`, and what that returns to `elapsed_ms`, which waits."""
         begin = torch.cuda.Event(enable_timing=True)
         end = torch.cuda.Event(enable_timing=True)
         begin.record()
         return begin, end
 
-    def stop(self, started: Any) -> float:
-        begin, end = started
-        end.record()
+    def finish(self, started: Any) -> Any:
+        started[1].record()
+        return started
+
+    def elapsed_ms(self, finished: Any) -> float:
         torch.cuda.synchronize()
-        return begin.elapsed_time(end)
+        return finished[0].elapsed_time(finished[1])
 
     def info(self, sandbox: str) -> DeviceInfo:
         properties = torch.cuda.get_device_properties(0)

@@ -3,9 +3,9 @@
 It alone holds references, seeds, expected outputs and the clock. It speaks to the server over a Unix socket (the
 messages of protocol.py), forks candidates through its zygote, and ends when the server's socket closes.
 
-    python -m server.worker.judge FD cuda|cpu DIRECTORY
+    python -m server.worker.judge FD cuda|cpu DIRECTORY CACHE JUDGES
 
-DIRECTORY is empty and becomes the parent of the candidates' own.
+DIRECTORY is empty and becomes the parent of the candidates' own; CACHE keeps baselines; JUDGES share this machine.
 """
 
 from __future__ import annotations
@@ -18,38 +18,37 @@ import sys
 import time
 import traceback
 from collections import OrderedDict
+from pathlib import Path
 
 import torch
 
 from server.text import bound, scrub_paths
 from server.worker import sandbox
+from server.worker.baselines import BaselineCache, Record
+from server.worker.calls import Host, Progress, TaskUnscorable
+from server.worker.connection import Connection, PeerClosed
 from server.worker.device import Device, create_device
-from server.worker.evaluation import (
-    Baseline,
-    Host,
-    Progress,
-    Score,
-    TaskUnscorable,
-    evaluate_submission,
-    measure_baseline,
-)
+from server.worker.evaluation import Baseline, Score, evaluate_submission, is_out_of_memory, measure_baseline
 from server.worker.guard import warm_up
-from server.worker.process import Cancelled, InfrastructureFault, ServerGone, SubmissionFailed, Zygote
-from server.worker.protocol import Cancel, Connection, Evaluate, PeerClosed, Ready, StartFailed, Verdict
+from server.worker.lease import Cancelled, GpuLease, InfrastructureFault, ServerGone
+from server.worker.process import SubmissionFailed, Zygote
+from server.worker.protocol import Evaluate, JudgeRequest, Ready, StartFailed, Verdict
 from server.worker.task_context import TaskContext, task_key
 from server.worker.task_module import TaskError
+from server.worker.timing import Timing
 from server.worker.trash import Trash, remove_tree
 from server.worker.vmm import CudaDriverError
 
 MAX_CACHED_TASKS = 64
 MAX_FEEDBACK_CHARS = 16_000
-_CUDA_OUT_OF_MEMORY = 2
+# Of the device's memory, for a task whose needs are not known yet.
+_FIRST_SHARE = 4
 
 
 class Judge:
     """Scores submissions on one device. Not to be used after a fault of its own: the server replaces it then."""
 
-    def __init__(self, server: Connection, kind: str, base: str) -> None:
+    def __init__(self, server: Connection, kind: str, base: str, cache: Path, judges: int) -> None:
         self._server = server
         self._device: Device = create_device(kind)
         # Readable by nobody else; the candidates' own directories below it are.
@@ -61,15 +60,19 @@ class Judge:
             capability = f"{major}.{minor}"
         self._zygote = Zygote(kind, capability)
         warm_up()
-        self._triton_seed = _build_triton_utilities(self._base) if kind == "cuda" else None
-        self._host = Host(self._device, self._zygote, server, base, self._triton_seed, Trash())
+        self._device.is_quiet()  # learns what quiet is
+        self._triton_seed = _prepare_triton(self._base, self._device) if kind == "cuda" else None
+        self._lease = GpuLease(server, self._device)
+        self._host = Host(self._device, self._lease, self._zygote, base, self._triton_seed, Trash(), judges)
+        self._info = self._device.info(self._zygote.sandbox)
+        # Other work on the host changes the CPU's times from hour to hour.
+        self._baselines = BaselineCache(cache if kind == "cuda" else None, self._info, self._device.identity())
         self._tasks: OrderedDict[str, TaskContext] = OrderedDict()
-        self._baselines: dict[str, Baseline] = {}
 
     def run(self) -> None:
         """Serve until the server is gone."""
         try:
-            self._server.send(Ready(self._device.info(self._zygote.sandbox)))
+            self._server.send(Ready(self._info))
             while True:
                 message = self._server.recv()
                 if isinstance(message, Evaluate):
@@ -83,13 +86,35 @@ class Judge:
     def evaluate(self, request: Evaluate) -> Verdict:
         """The verdict on one submission. Raises ServerGone only."""
         progress = Progress(end=time.monotonic() + request.budget_s)
-        verdict = Verdict(request.eval_id, "compile", "infrastructure")
+        self._lease.begin(request.eval_id, progress.end)
         # A collection inside the clock would be billed to the submission.
         gc.disable()
+        verdict = self._attempt(request, progress, whole_gpu=self._host.judges == 1)
+        if verdict is None:
+            # Out of memory while the GPU was shared. It counts only where it happens alone.
+            progress = Progress(end=progress.end, phase_seconds=progress.phase_seconds)
+            self._clean()
+            verdict = self._attempt(request, progress, whole_gpu=True)
+        assert verdict is not None
+        verdict.stage = progress.stage
+        verdict.compiled = progress.compiled
+        verdict.correct = progress.correct
+        verdict.trials_passed, verdict.trials_total = progress.passed, progress.total
+        verdict.max_abs_error = progress.max_abs_error
+        verdict.phase_seconds = progress.phase_seconds | self._lease.seconds()
+        self._clean()
+        gc.enable()
+        return verdict
+
+    def _attempt(self, request: Evaluate, progress: Progress, whole_gpu: bool) -> Verdict | None:
+        """The verdict but for what `progress` knows; None when memory was short and the GPU was shared."""
+        verdict = Verdict(request.eval_id, "compile", "infrastructure")
         try:
-            score = self._score(request, progress)
+            score = self._score(request, progress, whole_gpu)
             _fill_score(verdict, score)
         except SubmissionFailed as failure:
+            if failure.outcome == "out_of_memory" and not whole_gpu:
+                return None
             missing = _missing_tools(self._device.kind, request.language) if failure.outcome == "compile_error" else []
             if missing:
                 verdict.infra_code, verdict.infra_detail = "compiler_missing", f"not found: {', '.join(missing)}"
@@ -106,28 +131,30 @@ class Judge:
             verdict.infra_code, verdict.infra_detail = fault.code, fault.detail
         except ServerGone:
             raise
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            verdict.infra_code, verdict.infra_detail = "judge_out_of_memory", str(error)[:2000]
         except Exception as error:
+            if is_out_of_memory(error) and not whole_gpu:
+                return None
             verdict.infra_code, verdict.infra_detail = _fault_code(error), traceback.format_exc()[-4000:]
-        verdict.stage = progress.stage
-        verdict.compiled = progress.compiled
-        verdict.correct = progress.correct
-        verdict.trials_passed, verdict.trials_total = progress.passed, progress.total
-        verdict.max_abs_error = progress.max_abs_error
-        verdict.phase_seconds = progress.phase_seconds
-        self._clean()
         return verdict
 
-    def _score(self, request: Evaluate, progress: Progress) -> Score:
+    def _score(self, request: Evaluate, progress: Progress, whole_gpu: bool) -> Score:
+        key = task_key(request)
+        everything = self._device.memory_bytes()
+        known = self._baselines.get(key, request.timed_runs)
+        need = everything if whole_gpu else known.memory_bytes if known else everything // _FIRST_SHARE
+        self._lease.share(need)
         with progress.phase("prepare"):
-            task = self._task(request)
+            task = self._task(request, key, whole_gpu)
+        if not whole_gpu and need != task.memory_bytes:
+            need = task.memory_bytes
+            self._lease.share(need)
         with progress.phase("baseline"):
-            baseline = self._baseline(request, task, progress)
+            baseline = self._baseline(request, task, key, progress)
+        if known is None:
+            self._lease.share(need)  # to time the reference, it had the GPU alone
         return evaluate_submission(request, task, baseline, self._host, progress)
 
-    def _task(self, request: Evaluate) -> TaskContext:
-        key = task_key(request)
+    def _task(self, request: Evaluate, key: str, whole_gpu: bool) -> TaskContext:
         if key in self._tasks:
             self._tasks.move_to_end(key)
             return self._tasks[key]
@@ -136,6 +163,8 @@ class Judge:
         except TaskError as error:
             raise TaskUnscorable(str(error)) from error
         except torch.OutOfMemoryError as error:
+            if not whole_gpu:
+                raise
             raise TaskUnscorable("the reference does not fit into this device's memory") from error
         except torch.AcceleratorError:
             raise
@@ -146,11 +175,14 @@ class Judge:
             self._tasks.popitem(last=False)
         return task
 
-    def _baseline(self, request: Evaluate, task: TaskContext, progress: Progress) -> Baseline:
-        key = f"{task_key(request)} {request.timed_runs}"
-        if key not in self._baselines:
-            self._baselines[key] = measure_baseline(request, task, self._host, progress.end)
-        return self._baselines[key]
+    def _baseline(self, request: Evaluate, task: TaskContext, key: str, progress: Progress) -> Baseline:
+        if (record := self._baselines.get(key, request.timed_runs)) is None:
+            measured = measure_baseline(request, task, self._host, progress.end)
+            time = measured.timing
+            record = Record(time.time_ms, time.spread, time.runs, measured.overhead_ms, task.memory_bytes)
+            record = self._baselines.add(key, request.timed_runs, record)
+        time = Timing(record.time_ms, record.spread, record.runs, "event", record.time_ms, record.time_ms)
+        return Baseline(time, record.overhead_ms)
 
     def _feedback(self, failure: SubmissionFailed, progress: Progress) -> str:
         # Bounded before anything is replaced in it: a candidate may send megabytes.
@@ -160,7 +192,6 @@ class Judge:
         return scrub_paths(text, {self._base: "/tmp", sys.prefix: "<python>", sys.base_prefix: "<python>"})
 
     def _clean(self) -> None:
-        gc.enable()
         gc.collect()
         self._device.empty_cache()
 
@@ -181,16 +212,24 @@ def _fill_score(verdict: Verdict, score: Score) -> None:
     verdict.facts = score.facts
 
 
-def _build_triton_utilities(base: str) -> str | None:
-    """Have Triton compile its driver utilities once, into a cache that every candidate starts from a copy of."""
-    seed = os.path.join(base, "triton-seed")
+def _prepare_triton(base: str, device: Device) -> str | None:
+    """Have Triton compile its driver utilities once, into a cache that every candidate starts from a copy of, and the
+    judge's own kernels into another one."""
+    seed, own = os.path.join(base, "triton-seed"), os.path.join(base, "triton-judge")
+    os.mkdir(own, 0o700)
     os.environ["TRITON_CACHE_DIR"] = seed
     try:
         import triton
 
+        from server.worker import compare_kernel
+
         _ = triton.runtime.driver.active.utils  # type: ignore[attr-defined]
+        os.environ["TRITON_CACHE_DIR"] = own
+        works = compare_kernel.warm_up(device.torch_device)
     except Exception:
         return None  # candidates compile them themselves, which costs each a second
+    if not works:
+        print("judge: comparing without the one-pass kernels, which is slow on large outputs", file=sys.stderr)
     return seed if os.path.isdir(seed) else None
 
 
@@ -208,7 +247,7 @@ def _missing_tools(kind: str, language: str) -> list[str]:
 
 
 def _fault_code(error: Exception) -> str:
-    if isinstance(error, CudaDriverError) and error.code == _CUDA_OUT_OF_MEMORY:
+    if is_out_of_memory(error):
         return "judge_out_of_memory"
     if isinstance(error, (torch.AcceleratorError, CudaDriverError)):
         return "gpu_lost"
@@ -218,12 +257,12 @@ def _fault_code(error: Exception) -> str:
 
 
 def main() -> None:
-    fd, kind, base = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    connection = Connection(socket.socket(fileno=fd), Evaluate | Cancel, limit=64 << 20)
+    fd, kind, base, cache, judges = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]), int(sys.argv[5])
+    connection = Connection(socket.socket(fileno=fd), JudgeRequest, limit=64 << 20)
     sandbox.make_undumpable()
     torch.set_grad_enabled(False)
     try:
-        judge = Judge(connection, kind, base)
+        judge = Judge(connection, kind, base, cache, judges)
     except (RuntimeError, InfrastructureFault) as error:
         connection.send(StartFailed(f"{type(error).__name__}: {error}"[:1000]))
         return

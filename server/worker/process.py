@@ -16,20 +16,20 @@ import sys
 import time
 from typing import NoReturn, TypeVar
 
+from server.worker.connection import Connection, DeadlineExceeded, PeerClosed, PeerViolation
+from server.worker.lease import GpuLease, InfrastructureFault
 from server.worker.protocol import (
-    Cancel,
     CandidateReply,
     CandidateRequest,
-    Connection,
-    DeadlineExceeded,
     Exited,
     Failed,
+    Freeze,
+    Frozen,
     KillAll,
     Killed,
-    PeerClosed,
-    PeerViolation,
     Spawn,
     Spawned,
+    Thaw,
     ZygoteReady,
     ZygoteReply,
 )
@@ -75,23 +75,6 @@ class SubmissionFailed(Exception):
         super().__init__(message)
         self.outcome = outcome
         self.message = message
-
-
-class InfrastructureFault(Exception):
-    """Ours. `code` is a value of kernel_env.models.InfraCode."""
-
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code
-        self.detail = detail
-
-
-class Cancelled(Exception):
-    """The server dropped the evaluation."""
-
-
-class ServerGone(Exception):
-    """The server closed the connection: the judge ends."""
 
 
 def candidate_environment(kind: str, capability: str | None) -> dict[str, str]:
@@ -142,6 +125,15 @@ class Zygote:
         self._send(KillAll(), [])
         self._expect(Killed, _KILL_TIMEOUT_S)
 
+    def freeze(self, everything: bool) -> None:
+        """Stop the candidate's first process, or all of them."""
+        self._send(Freeze(everything), [])
+        self._expect(Frozen, _KILL_TIMEOUT_S)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        self._send(Thaw(), [])
+
     def poll_exit(self) -> None:
         """Read what has arrived; sets `exited` when the candidate ended."""
         try:
@@ -163,7 +155,7 @@ class Zygote:
             self._process.kill()
             self._process.wait()
 
-    def _send(self, message: Spawn | KillAll, fds: list[int]) -> None:
+    def _send(self, message: Spawn | KillAll | Freeze | Thaw, fds: list[int]) -> None:
         try:
             self.connection.send(message, fds, time.monotonic() + _START_TIMEOUT_S)
         except (PeerClosed, DeadlineExceeded) as error:
@@ -188,9 +180,8 @@ class CandidateProcess:
     def __init__(
         self,
         zygote: Zygote,
-        server: Connection | None,
+        lease: GpuLease,
         spawn: Spawn,
-        eval_id: str,
         end: float = math.inf,
         fair_share_s: float = math.inf,
     ) -> None:
@@ -202,11 +193,12 @@ class CandidateProcess:
                 its time to us, and the fault is ours.
         """
         self._zygote = zygote
-        self._server = server
-        self._eval_id = eval_id
+        self._lease = lease
         self._end = end
         self._fair_share_s = fair_share_s
         self._waited_s = 0.0
+        self.compiles = False
+        """Whether a pause leaves its other processes alone: compilers, which do not use the GPU."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection = Connection(ours, CandidateReply, _REPLY_LIMIT)
         self._output, write_end = os.pipe()
@@ -225,16 +217,26 @@ class CandidateProcess:
             os.close(write_end)
         for fd in (self._connection.fileno(), self._output, zygote.connection.fileno()):
             self._poll.register(fd, select.POLLIN)
-        if server is not None:
-            self._poll.register(server.fileno(), select.POLLIN)
+        if (server := lease.fileno()) is not None:
+            self._poll.register(server, select.POLLIN)
+        lease.candidate = self
 
     def __enter__(self) -> CandidateProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._lease.candidate = None
         self._connection.close()
         os.close(self._output)
         self._zygote.kill_all()
+
+    def freeze(self) -> None:
+        """Stop it (SIGSTOP) until `thaw`."""
+        self._zygote.freeze(everything=not self.compiles)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._zygote.thaw()
 
     def printed(self) -> str:
         """The beginning of what the candidate printed."""
@@ -264,14 +266,8 @@ class CandidateProcess:
             Cancelled, ServerGone, InfrastructureFault: as their names say.
         """
         began = time.monotonic()
-        try:
-            return self._wait(kind, timeout_s, what)
-        finally:
-            self._waited_s += time.monotonic() - began
-
-    def _wait(self, kind: type[T], timeout_s: float, what: str) -> T:
-        began = time.monotonic()
         deadline = min(began + timeout_s, self._end)
+        paused_s = 0.0
         while True:
             try:
                 message = self._connection.pop()
@@ -279,6 +275,7 @@ class CandidateProcess:
                 raise SubmissionFailed("protocol_error", f"The submission's process sent garbage: {error}") from error
             if message is not None:
                 if isinstance(message, kind):
+                    self._waited_s += time.monotonic() - began - paused_s
                     return message
                 if isinstance(message, Failed):
                     # Never an outcome that would blame the server or the task, and so cost nothing.
@@ -287,7 +284,7 @@ class CandidateProcess:
                 raise SubmissionFailed("protocol_error", "The submission's process answered out of turn.")
             remaining = deadline - time.monotonic()
             if remaining <= 0 and time.monotonic() >= self._end:
-                if self._waited_s + time.monotonic() - began < self._fair_share_s:
+                if self._waited_s + time.monotonic() - began - paused_s < self._fair_share_s:
                     raise InfrastructureFault("step_deadline", f"{what} did not finish within the step's deadline")
                 raise SubmissionFailed(
                     "timeout",
@@ -303,8 +300,12 @@ class CandidateProcess:
                     self._raise_death()
             if self._output in ready:
                 self._drain()
-            if self._server is not None and self._server.fileno() in ready:
-                self._hear_server()
+            if self._lease.fileno() in ready:
+                here_s = self._lease.listen()
+                paused_s += here_s
+                deadline = min(deadline + here_s, self._end)
+                if self._connection.fileno() not in ready:
+                    self._check_alive()  # the zygote may have said so during the pause
             if self._zygote.connection.fileno() in ready:
                 self._zygote.poll_exit()
                 if self._connection.fileno() not in ready:
@@ -313,17 +314,6 @@ class CandidateProcess:
     def call(self, request: CandidateRequest, kind: type[T], timeout_s: float, what: str) -> T:
         self.send(request, timeout_s)
         return self.wait(kind, timeout_s, what)
-
-    def _hear_server(self) -> None:
-        assert self._server is not None
-        try:
-            self._server.read(time.monotonic() + 1.0)
-            while (message := self._server.pop()) is not None:
-                # One for an evaluation that has ended meanwhile is none of this one's business.
-                if isinstance(message, Cancel) and message.eval_id == self._eval_id:
-                    raise Cancelled
-        except PeerClosed as error:
-            raise ServerGone from error
 
     def _drain(self) -> None:
         while True:

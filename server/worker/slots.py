@@ -16,6 +16,7 @@ class SharedSlots:
     """The memory one evaluation shares with its candidate, and the judge's private copies of the outputs."""
 
     def __init__(self, task: TaskContext, device: Device) -> None:
+        self._device = device
         self._slots: list[Slot] = []
         self.fds: list[int] = []
         try:
@@ -49,7 +50,7 @@ class SharedSlots:
 
     def snapshot(self) -> None:
         for mine, shared in zip(self._snapshots, self._output_blocks, strict=True):
-            mine.copy_(shared)  # type: ignore[arg-type]
+            self._device.copy(mine, shared)  # type: ignore[arg-type]
 
     def answer(self, index: int, entry: SlotLayout) -> torch.Tensor:
         """Output `index` as the judge's copy holds it."""

@@ -20,6 +20,8 @@ from server.worker.protocol import Evaluate, SlotLayout, TaskFacts
 from server.worker.task_module import TaskError, TaskModule, load_task, seed_all
 from server.worker.weights import Statistics, perturb, restore_statistics, snapshot_statistics, state_schema
 
+_CONTEXTS_BYTES = 3 << 30
+
 
 def fresh_seed() -> int:
     """63 bits from the operating system: nothing a submission can predict."""
@@ -61,6 +63,7 @@ class TaskContext:
         self._measure()
 
     def _measure(self) -> None:
+        self._device.reset_peak()
         reference = self.construct()
         model = reference.model
         self.state = state_schema(model)
@@ -85,6 +88,17 @@ class TaskContext:
             # cuDNN's recurrent layers are one operator that the counter does not know.
             flops_complete=not any(isinstance(part, torch.nn.RNNBase) for part in model.modules()),
         )
+        self.memory_bytes = self._memory()
+        """Of the device, for a whole evaluation."""
+
+    def _memory(self) -> int:
+        peak = self._device.peak_bytes()
+        if not peak:
+            return 0
+        outputs = sum(entry.nbytes for entry in self.outputs)
+        slots = sum(entry.nbytes for entry in (*self.inputs, *self.weights)) + outputs
+        # The reference here and a submission like it, the slots, the judge's copy of the answer, two contexts.
+        return 2 * peak + slots + outputs + _CONTEXTS_BYTES
 
     def construct(self) -> Reference:
         """A new Model from a fresh seed."""

@@ -26,17 +26,19 @@ import torch.utils.cpp_extension  # noqa: F401  imported here so that children h
 
 from server.worker import vmm  # noqa: F401  children could not import it later: they do not see the project's files
 from server.worker.candidate import serve
+from server.worker.connection import Connection, PeerClosed
 from server.worker.device import create_device
 from server.worker.guard import warm_up
 from server.worker.protocol import (
     CandidateRequest,
-    Connection,
     Exited,
+    Freeze,
+    Frozen,
     KillAll,
     Killed,
-    PeerClosed,
     Spawn,
     Spawned,
+    Thaw,
     ZygoteReady,
     ZygoteRequest,
 )
@@ -115,6 +117,14 @@ class Zygote:
             self._sandbox.clean_up()
             self._pid = None
             self._connection.send(Killed())
+            return
+        if isinstance(request, Freeze):
+            if self._pid is not None:
+                self._children.freeze(None if request.everything else self._pid)
+            self._connection.send(Frozen())
+            return
+        if isinstance(request, Thaw):
+            self._children.thaw()
             return
         control, output = self._connection.take_fds()
         read_end, write_end = os.pipe()

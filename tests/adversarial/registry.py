@@ -201,6 +201,7 @@ ATTACKS: tuple[Attack, ...] = (
     _attack("077", "54", NORM, _FRESH),
     _attack("078", "55", SOFTMAX, "a median over a fixed number of calls", must="not_paid_more"),
     _attack("079", "54", SOFTMAX, "the candidate sees one phase only", must="not_paid_more", static=True),
+    _attack("130", "54", RELU, "trials' inputs at random between timed calls"),
     # -------------------------------------------------- the connection to the judge
     _attack("080", "own", SOFTMAX, _FRAMES, static=True),
     _attack("081", "own", SOFTMAX, _FRAMES, static=True),
@@ -232,7 +233,8 @@ ATTACKS: tuple[Attack, ...] = (
     _attack("107", "63", SOFTMAX, "read-only installation", static=True, needs=("uid", "landlock")),
     _attack("108", "67", SOFTMAX, "no network", static=True, needs=("net", "seccomp")),
     _attack("109", "own", SOFTMAX, _PROCESS, static=True),
-    _attack("110", "own", SOFTMAX, "a closed set of descriptors"),
+    # The CUDA driver opens sockets and pipes of its own in every process.
+    _attack("110", "own", SOFTMAX, "a closed set of descriptors", on=("cpu",)),
     _attack("111", "64", SOFTMAX, "an environment that is made from nothing"),
     _attack("112", "own", SOFTMAX, "seeds are drawn in the judge"),
     _attack("113", "own", SOFTMAX, "sealed shared memory", static=True, on=CPU),

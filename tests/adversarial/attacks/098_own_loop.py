@@ -32,7 +32,7 @@ def softmax(x, out=None):
 
 def speak():
     wire = candidate.Connection(socket.socket(fileno=os.dup(3)), candidate.CandidateRequest)
-    inner = candidate.Candidate(create_device("cuda" if torch.cuda.is_available() else "cpu"))
+    inner = candidate.Candidate(create_device("cuda" if torch.cuda.is_available() else "cpu"), wire)
     inner._class = ModelNew
     wire.send(candidate.Loaded())
     while True:
