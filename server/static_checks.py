@@ -9,6 +9,7 @@ outcome for each.
 from __future__ import annotations
 
 import ast
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from server.static_python import check_forward, check_model, check_names, check_
 from server.static_rules import Rule, Violation, clip
 from server.static_submission import Submission
 from server.static_text import Text
+from server.static_work import TooComplexError, Work
 
 __all__ = ["Language", "Rule", "Violation", "check", "feedback", "outcome"]
 
@@ -29,20 +31,26 @@ Language = Literal["triton", "cuda"]
 MAX_CODE_BYTES = 256_000
 MAX_FEEDBACK_CHARS = 4_000
 _MAX_SOURCES = 64
+_MAX_TEXTS = 200  # of all calls together
 _MAX_REPORTED = 100  # a source, of calls into libraries
 _EXTENSION = "torch.utils.cpp_extension."
+_MAX_DOTS = 1_000
+_DOTTED = re.compile(r"[^\W\d]\w*+(?:[\s\\]*+\.[\s\\]*+[^\W\d]\w*+)*+")
 _parse_lock = threading.Lock()
 
 
-def check(code: str, language: Language, cpu: bool = False) -> list[Violation]:
+def check(code: str, language: Language, cpu: bool = False, work: Work | None = None) -> list[Violation]:
     """The rules that a submission breaks, ordered by line; an empty list accepts it.
 
     `cpu` is for the evaluator without CUDA, where language "cuda" means C++ in load_inline's `cpp_sources`.
+    `work` counts the steps; whoever holds it can stop the check, which then says that the source is too complex.
     """
     try:
-        found = list(_check(code, language, cpu))
+        found = list(_check(code, language, cpu, work if work is not None else Work()))
     except (RecursionError, MemoryError):
         found = [Violation(Rule.SYNTAX, None, "the source is nested too deeply to parse; simplify it")]
+    except TooComplexError:
+        found = [_too_complex()]
     unique = {(violation.rule, violation.line): violation for violation in reversed(found)}
     return sorted(unique.values(), key=lambda violation: (violation.line or 0, violation.rule.value))
 
@@ -72,7 +80,7 @@ def feedback(violations: list[Violation]) -> str:
     return "\n".join(lines)
 
 
-def _check(code: str, language: Language, cpu: bool) -> Iterator[Violation]:
+def _check(code: str, language: Language, cpu: bool, work: Work) -> Iterator[Violation]:
     if not code.strip():
         yield Violation(Rule.EMPTY, None, "the submission is empty; send Python source that defines class ModelNew")
         return
@@ -84,7 +92,7 @@ def _check(code: str, language: Language, cpu: bool) -> Iterator[Violation]:
     if isinstance(tree, Violation):
         yield tree
         return
-    submission = Submission(Module(tree, code), cpu)
+    submission = Submission(Module(tree, code, work), cpu)
     yield from check_model(submission)
     yield from check_triton(submission) if language == "triton" else _check_extension(submission, cpu)
     yield from check_forward(submission)
@@ -97,6 +105,8 @@ def _parse(code: str) -> ast.Module | Violation:
         if character == "\0" or "\ud800" <= character <= "\udfff":
             kind = "a null byte" if character == "\0" else "a lone surrogate"
             return Violation(Rule.SYNTAX, code.count("\n", 0, index) + 1, f"the source contains {kind}; remove it")
+    if any(dotted[0].count(".") > _MAX_DOTS for dotted in _DOTTED.finditer(code)):
+        return _too_complex()  # imported, it would cost the parser the square of its length in memory
     try:
         with _parse_lock, warnings.catch_warnings():  # the lock: catch_warnings is not safe between threads
             warnings.simplefilter("ignore")
@@ -106,6 +116,10 @@ def _parse(code: str) -> ast.Module | Violation:
         return Violation(Rule.SYNTAX, error.lineno, f"{clip(error.msg, 120)}{near}")
     except (ValueError, OverflowError) as error:
         return Violation(Rule.SYNTAX, None, f"Python cannot parse the source: {clip(str(error), 120)}")
+
+
+def _too_complex() -> Violation:
+    return Violation(Rule.TOO_COMPLEX, None, "the source is too complex to check; make it shorter and simpler")
 
 
 # ---------------------------------------------------------------- load_inline
@@ -128,14 +142,16 @@ def _check_extension(submission: Submission, cpu: bool) -> Iterator[Violation]:
             yield Violation(Rule.NO_EXTENSION, None, message)
         return
     complete = len(calls) <= _MAX_SOURCES
-    sources: list[Text] = []
+    sources: dict[Text, None] = {}  # no two alike
+    room = _MAX_TEXTS
     for call in calls[:_MAX_SOURCES]:
-        texts, known = _sources(module, call, cpu)
-        complete = complete and known
-        sources += [text for text in texts if text not in sources]
-    if sum(len(text.text) for text in sources) > MAX_CODE_BYTES:
-        return
-    units = [static_cpp.preprocess(text.text) for text in sources]
+        texts, known = _sources(module, call, cpu, room)
+        complete = complete and known and None not in texts
+        room -= len(texts)
+        sources |= dict.fromkeys(text for text in texts if text is not None)
+        if sum(len(text.text) for text in sources) > MAX_CODE_BYTES:
+            return
+    units = [static_cpp.preprocess(text.text, module.work) for text in sources]
     for text, unit in zip(sources, units, strict=True):
         for offset, violation in islice(static_cpp.library_calls(unit), _MAX_REPORTED):
             yield replace(violation, line=text.line_at(offset))
@@ -152,8 +168,8 @@ def _check_extension(submission: Submission, cpu: bool) -> Iterator[Violation]:
         yield Violation(Rule.NOT_LAUNCHED, line, "launch the kernel from C++: kernel<<<grid, block>>>(...)")
 
 
-def _sources(module: Module, call: ast.Call, cpu: bool) -> tuple[list[Text], bool]:
-    """The constant sources of one call, and whether they are all of its sources."""
+def _sources(module: Module, call: ast.Call, cpu: bool, room: int) -> tuple[list[Text | None], bool]:
+    """The sources of one call, at most `room` (None: not constant), and whether they are all of its sources."""
     if module.follow(call.func) != _EXTENSION + "load_inline":
         return [], False  # load: the sources are files
     given: dict[str, ast.expr] = {}
@@ -161,7 +177,7 @@ def _sources(module: Module, call: ast.Call, cpu: bool) -> tuple[list[Text], boo
         given[name] = argument
     given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     known = all(keyword.arg for keyword in call.keywords) and not any(isinstance(a, ast.Starred) for a in call.args)
-    texts: list[Text] = []
+    texts: list[Text | None] = []
     for name in ("cpp_sources",) if cpu else ("cpp_sources", "cuda_sources"):
         if name not in given:
             continue
@@ -170,9 +186,7 @@ def _sources(module: Module, call: ast.Call, cpu: bool) -> tuple[list[Text], boo
         if isinstance(value, ast.Constant) and value.value is None:
             continue
         parts = value.elts if isinstance(value, ast.List | ast.Tuple) else [given[name]]
-        known = known and len(parts) <= _MAX_SOURCES
-        for part in parts[:_MAX_SOURCES]:
-            text = module.text(part, max_pieces=5_000)
-            known = known and text is not None
-            texts += [text] if text is not None else []
+        most = min(_MAX_SOURCES, room - len(texts))
+        known = known and len(parts) <= most
+        texts += [module.text(part, max_pieces=5_000, max_size=MAX_CODE_BYTES) for part in parts[:most]]
     return texts, known

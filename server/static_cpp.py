@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from server.static_rules import (
@@ -25,6 +26,7 @@ from server.static_rules import (
     canonical,
     clip,
 )
+from server.static_work import Work
 
 _SPLICE = re.compile(r"\\[ \t\v\f\r]*\n")
 _RAW_PREFIX = re.compile(r'(?:u8|[uUL])?R"')
@@ -34,16 +36,18 @@ _TOKEN = re.compile(
     (?P<newline>\n)
   | (?P<space>[^\S\n]+)
   | (?P<comment>//[^\n]* | /\*.*?(?:\*/|\Z))
-  | (?P<string>(?:u8|[uUL])?"(?:[^"\\\n]|\\.)*")
+  | (?P<string>(?:u8|[uUL])?"(?:[^"\\\n]++|\\.)*+")
   | (?P<number>\.?\d(?:[eEpP][+-]|'?\w|\.)*)
-  | (?P<char>(?:u8|[uUL])?'(?:[^'\\\n]|\\.)+')
+  | (?P<char>(?:u8|[uUL])?'(?:[^'\\\n]++|\\.)++')
   | (?P<name>[^\W\d][\w$]*)
   | (?P<punct><<<|>>>|::|->|%:|.)
     """,
     re.VERBOSE | re.DOTALL,
 )
 _DEAD, _MAYBE, _LIVE = 0, 1, 2
-_LAUNCHERS = re.compile(r"(?:cudaLaunch|cuLaunch|hipLaunch)\w*Kernel\w*")
+_UNCLOSED = {quote: re.compile(rf"{quote}(?:[^{quote}\\\n]++|\\.)*+", re.DOTALL) for quote in "\"'"}
+_LAUNCHERS = ("cudaLaunch", "cuLaunch", "hipLaunch")
+_MAX_ALIASED = 16  # parts of the namespace that an alias stands for
 _KEYWORDS = frozenset("return else case throw new delete do co_return co_await co_yield".split())
 _NOT_FUNCTIONS = frozenset(
     "if for while switch catch sizeof decltype alignas PYBIND11_MODULE TORCH_LIBRARY TORCH_LIBRARY_FRAGMENT "
@@ -78,6 +82,7 @@ def tokenize(source: str) -> Iterator[Token]:
         return source_at[step] + position - spliced_at[step]
 
     position = 0
+    unclosed_to = {'"': 0, "'": 0}  # quotes before it open nothing either: the first one's reading escaped them
     while position < len(text):
         offset = origin(position)
         raw = _RAW_PREFIX.match(text, position)
@@ -90,8 +95,15 @@ def tokenize(source: str) -> Iterator[Token]:
             step = bisect_right(source_at, stop) - 1
             position = spliced_at[step] + stop - source_at[step]
             continue
+        character = text[position]
+        if position < unclosed_to.get(character, 0):
+            yield Token("punct", character, offset)
+            position += 1
+            continue
         match = _TOKEN.match(text, position)
         assert match is not None and match.lastgroup is not None  # the last alternative takes any character
+        if match[0] in unclosed_to and (unclosed := _UNCLOSED[match[0]].match(text, position)):
+            unclosed_to[match[0]] = unclosed.end()
         position = match.end()
         if match.lastgroup not in ("space", "comment"):
             yield Token(match.lastgroup, "#" if match[0] == "%:" else match[0], offset)
@@ -119,14 +131,15 @@ class Unit:
     includes: list[Token] = field(default_factory=list)
 
 
-def preprocess(source: str) -> Unit:
+def preprocess(source: str, work: Work) -> Unit:
     """Tokens without those in dead branches, followed by the bodies of the macros that the tokens use."""
     unit = Unit()
     macros: dict[str, list[Token]] = {}
     stack: list[_Conditional] = []
     state = _LIVE
     line: list[Token] = []
-    for token in (*tokenize(source), Token("newline", "\n", len(source))):
+    for token in chain(tokenize(source), [Token("newline", "\n", len(source))]):
+        work.spend()
         if token.kind != "newline":
             line.append(token)
             continue
@@ -142,6 +155,7 @@ def preprocess(source: str) -> Unit:
         index += 1
         if token.kind == "name" and (body := macros.pop(token.text, None)):
             unit.tokens += [Token("punct", "\n", body[0].offset), *body]
+    work.spend(4 * len(unit.tokens))  # what the rules go through
     return unit
 
 
@@ -206,7 +220,8 @@ def has_kernel(unit: Unit) -> bool:
 def has_launch(unit: Unit) -> bool:
     """Whether any kernel is launched, by `<<<` or by the runtime's launch functions."""
     return any(
-        token.text == "<<<" or (token.kind == "name" and _LAUNCHERS.fullmatch(token.text)) for token in unit.tokens
+        token.text == "<<<" or (token.kind == "name" and token.text.startswith(_LAUNCHERS) and "Kernel" in token.text)
+        for token in unit.tokens
     )
 
 
@@ -241,24 +256,24 @@ def library_calls(unit: Unit) -> Iterator[tuple[int, Violation]]:
         index += 1
         if tokens[first].kind != "name" or tokens[first].text in _KEYWORDS:
             continue
-        chain = [tokens[first].text]
+        parts = [tokens[first].text]
         while index + 1 < len(tokens) and tokens[index].text == "::" and tokens[index + 1].kind == "name":
-            chain.append(tokens[index + 1].text)
+            parts.append(tokens[index + 1].text)
             index += 2
         before = tokens[first - 1].text if first else ""
         called = index < len(tokens) and tokens[index].text == "("
-        if before == "=" and first >= 3 and tokens[first - 3].text == "namespace":
-            aliases[tokens[first - 2].text] = chain
-        chain = aliases.get(chain[0], chain[:1]) + chain[1:]
+        if before == "=" and len(parts) <= _MAX_ALIASED and first >= 3 and tokens[first - 3].text == "namespace":
+            aliases[tokens[first - 2].text] = parts
+        parts = aliases.get(parts[0], parts[:1]) + parts[1:]
         if tokens[first].state != _LIVE:
             continue
         if before in (".", "->"):
-            if len(chain) == 1 and called and chain[0] in CPP_METHODS and chain[0] not in own:
-                yield tokens[first].offset, _violation(f".{chain[0]}()")
-        elif called and len(chain) == 1 and chain[0].startswith(LIBRARY_FUNCTIONS):
-            yield tokens[first].offset, _violation(clip(chain[0]) + "()")
-        elif chain[0] in ("at", "torch") and _computes(chain[1:]):
-            yield tokens[first].offset, _violation(clip("::".join(chain)))
+            if len(parts) == 1 and called and parts[0] in CPP_METHODS and parts[0] not in own:
+                yield tokens[first].offset, _violation(f".{parts[0]}()")
+        elif called and len(parts) == 1 and parts[0].startswith(LIBRARY_FUNCTIONS):
+            yield tokens[first].offset, _violation(clip(parts[0]) + "()")
+        elif parts[0] in ("at", "torch") and _computes(parts[1:]):
+            yield tokens[first].offset, _violation(clip("::".join(parts)))
 
 
 def _computes(parts: list[str]) -> bool:

@@ -1,8 +1,8 @@
 """What the names in a submission mean: import aliases, simple assignments, attributes of `self`, text constants.
 
 Reads a parsed tree and runs nothing. An answer is given only where it is certain: a name that is bound in two ways, or
-by something that cannot be followed, means None. Every recursion has a limit and every answer is kept, so hostile code
-costs neither the interpreter's stack nor quadratic time.
+by something that cannot be followed, means None. Every recursion has a limit, every answer is kept and every step is
+counted, so hostile code costs neither the interpreter's stack nor quadratic time.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
-from server.static_scopes import Binding, FunctionLike, Scope, Scopes
+from server.static_rules import nn_compute
+from server.static_scopes import MAX_PATH, Binding, FunctionLike, Scope, Scopes
 from server.static_text import Text, read_text
+from server.static_work import Work
 
 _DEPTH = 40
 _MAX_BINDINGS = 8
@@ -34,17 +37,25 @@ Value = str | FunctionLike | ast.ClassDef | Instance | ast.expr | ast.arg | None
 class Module(Scopes):
     """A parsed submission that can be asked what its names mean."""
 
-    def __init__(self, tree: ast.Module, code: str) -> None:
-        super().__init__(tree)
+    def __init__(self, tree: ast.Module, code: str, work: Work) -> None:
+        super().__init__(tree, work)
         self._source_lines = code.split("\n")
         self._attributes: dict[tuple[ast.ClassDef, str], list[Value]] = defaultdict(list)
         self._followed: dict[ast.AST, Value] = {}
         self._named: dict[tuple[Scope, str], Value] = {}
+        self._found: dict[tuple[Scope, str], Scope | None] = {}
+        self._bases: dict[ast.ClassDef, list[str | ast.ClassDef]] = {}
+        self._parents: dict[ast.ClassDef, list[ast.ClassDef]] = {}
+        self._members: dict[tuple[ast.ClassDef, str], tuple[ast.ClassDef | None, list[Value]]] = {}
+        self._own_layer: dict[ast.ClassDef, str | None] = {}
+        self._layer: dict[ast.ClassDef, str | None] = {}
+        self._complete = False  # whether all attributes are known
         for target, value in self.stores:
             if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
                 owner = self.follow(target.value)
                 if isinstance(owner, Instance):
                     self._attributes[owner.cls, target.attr].append(value)
+        self._complete = True
 
     def follow(self, node: ast.expr, depth: int = 0) -> Value:
         """What an expression certainly stands for; the expression itself when it is known but means nothing more."""
@@ -52,9 +63,16 @@ class Module(Scopes):
             return self._followed[node]
         if depth > _DEPTH:
             return None
+        self.work.spend()
         self._followed[node] = None  # what refers to itself stays unknown
-        value = self._followed[node] = self._follow(node, depth + 1)
+        value = self._follow(node, depth + 1)
+        value = self._followed[node] = value[:MAX_PATH] if isinstance(value, str) else value
         return value
+
+    def path(self, node: ast.expr) -> str:
+        """The dotted name an expression stands for, or ""."""
+        value = self.follow(node)
+        return value if isinstance(value, str) else ""
 
     def _follow(self, node: ast.expr, depth: int) -> Value:
         match node:
@@ -73,11 +91,21 @@ class Module(Scopes):
 
     def bindings(self, node: ast.Name) -> list[Binding]:
         """Everything that the name is bound to in the scope where it is found."""
-        scope = self.scope_of[node].find(node.id) if node in self.scope_of else None
+        scope = self._scope(node)
         return scope.names[node.id] if scope else []
 
+    def _scope(self, node: ast.Name) -> Scope | None:
+        """The scope that binds a name."""
+        if node not in self.scope_of:
+            return None
+        key = (self.scope_of[node], node.id)
+        if key not in self._found:
+            self.work.spend(key[0].depth)
+            self._found[key] = key[0].find(node.id)
+        return self._found[key]
+
     def _follow_name(self, node: ast.Name, depth: int) -> Value:
-        scope = self.scope_of[node].find(node.id) if node in self.scope_of else None
+        scope = self._scope(node)
         if scope is None:
             if hasattr(builtins, node.id) or node.id in ("__builtins__", "Model"):
                 return f"builtins.{node.id}"
@@ -106,7 +134,7 @@ class Module(Scopes):
     def _follow_attribute(self, owner: ast.expr, attribute: str, depth: int) -> Value:
         base = self.follow(owner, depth)
         if isinstance(base, str):
-            return f"{base}.{attribute}" if len(base) < 500 else None
+            return f"{base}.{attribute}" if len(base) < MAX_PATH else None
         if isinstance(base, Instance):
             base = base.cls
         if isinstance(base, ast.ClassDef):
@@ -116,7 +144,7 @@ class Module(Scopes):
             return self._agreed(values, depth)
         if isinstance(base, ast.Call) and isinstance(base.func, ast.Name) and base.func.id == "super":
             cls = self.enclosing_class(base.func)
-            for parent in self.bases(cls, depth) if cls else []:
+            for parent in self.bases(cls, depth)[:_DEPTH] if cls else []:
                 if isinstance(parent, str):
                     return f"{parent}.{attribute}"
                 found, values = self.members(parent, attribute, depth)
@@ -141,40 +169,68 @@ class Module(Scopes):
     def enclosing_class(self, node: ast.Name) -> ast.ClassDef | None:
         """The class in whose body or method a name stands."""
         scope = self.scope_of.get(node)
+        self.work.spend(scope.depth if scope is not None else 1)
         while scope is not None and not isinstance(scope.node, ast.ClassDef):
             scope = scope.parent
         return scope.node if scope is not None and isinstance(scope.node, ast.ClassDef) else None
 
     def bases(self, cls: ast.ClassDef, depth: int = 0) -> list[str | ast.ClassDef]:
-        """The base classes that are known: definitions of this file, or dotted names."""
-        known = (self.follow(base, depth) for base in cls.bases)
-        return [base for base in known if isinstance(base, str | ast.ClassDef)]
+        """The base classes that are known, each once: definitions of this file, or dotted names."""
+        if cls not in self._bases and depth <= _DEPTH:
+            self._bases[cls], self._parents[cls] = [], []  # what inherits from itself stays unknown
+            self.work.spend(len(cls.bases))
+            known = dict.fromkeys(self.follow(base, depth) for base in cls.bases)
+            self._bases[cls] = [base for base in known if isinstance(base, str | ast.ClassDef)]
+            inside = (base for base in self._bases[cls] if isinstance(base, ast.ClassDef))
+            self._parents[cls] = list(islice(inside, _DEPTH))
+        return self._bases.get(cls, [])
 
-    def members(self, cls: ast.ClassDef, name: str, depth: int = 0) -> tuple[ast.ClassDef | None, list[Value]]:
-        """The nearest class of this file, `cls` or above it, that defines `name`, and what it is bound to there."""
+    def _ancestors(self, cls: ast.ClassDef, depth: int = 0) -> Iterator[ast.ClassDef]:
+        """`cls` and the classes of this file above it, nearest first, as many as are looked at."""
         pending, seen = [cls], set()
         while pending and len(seen) < _DEPTH:
+            self.work.spend()
             cls = pending.pop()
             if cls in seen or cls not in self.class_scope:
                 continue
             seen.add(cls)
-            bound = [*self.class_scope[cls].names.get(name, []), *self._attributes.get((cls, name), [])]
-            if bound:
-                return cls, bound
-            pending += reversed([base for base in self.bases(cls, depth) if isinstance(base, ast.ClassDef)])
-        return None, []
+            yield cls
+            self.bases(cls, depth)
+            pending += reversed(self._parents.get(cls, []))
 
-    def external_bases(self, cls: ast.ClassDef) -> list[str]:
+    def members(self, cls: ast.ClassDef, name: str, depth: int = 0) -> tuple[ast.ClassDef | None, list[Value]]:
+        """The nearest class of this file, `cls` or above it, that defines `name`, and what it is bound to there."""
+        if (cls, name) in self._members:
+            return self._members[cls, name]
+        found: tuple[ast.ClassDef | None, list[Value]] = None, []
+        for above in self._ancestors(cls, depth):
+            bound = chain(self.class_scope[above].names.get(name, ()), self._attributes.get((above, name), ()))
+            values: list[Value] = list(bound if self._complete else islice(bound, _MAX_BINDINGS + 1))
+            self.work.spend(len(values))
+            if values:
+                found = above, values
+                break
+        if self._complete:
+            self._members[cls, name] = found
+        return found
+
+    def external_bases(self, cls: ast.ClassDef) -> Iterator[str]:
         """Dotted names of the classes outside the file that `cls` inherits from, directly or not."""
-        pending, seen, outside = [cls], set(), []
-        while pending and len(seen) < _DEPTH:
-            cls = pending.pop()
-            if cls not in seen:
-                seen.add(cls)
-                for base in self.bases(cls):
-                    (outside if isinstance(base, str) else pending).append(base)  # type: ignore[arg-type]
-        return outside
+        return (base for above in self._ancestors(cls) for base in self.bases(above) if isinstance(base, str))
 
-    def text(self, node: ast.expr, max_pieces: int = 20) -> Text | None:
+    def inherited_layer(self, cls: ast.ClassDef) -> str | None:
+        """The first torch.nn layer among `external_bases`."""
+        if cls not in self._layer:
+            layers = (self._layer_among_bases(above) for above in self._ancestors(cls))
+            self._layer[cls] = next((layer for layer in layers if layer), None)
+        return self._layer[cls]
+
+    def _layer_among_bases(self, cls: ast.ClassDef) -> str | None:
+        if cls not in self._own_layer:
+            outside = (base for base in self.bases(cls) if isinstance(base, str))
+            self._own_layer[cls] = next((base for base in outside if nn_compute(base)), None)
+        return self._own_layer[cls]
+
+    def text(self, node: ast.expr, max_pieces: int = 20, max_size: int = 1_000) -> Text | None:
         """The string an expression certainly evaluates to (up to the space around it and its indentation)."""
-        return read_text(node, self.follow, self._source_lines, max_pieces)
+        return read_text(node, self.follow, self._source_lines, self.work, max_pieces, max_size)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from server.static_names import Instance, Module, Value
+from server.static_names import Instance, Module
 from server.static_rules import (
     COMPUTE,
     PATCH_ROOTS,
-    TENSOR_ALLOCATIONS,
-    TENSOR_VIEWS,
     Rule,
     Violation,
     banned,
@@ -54,7 +52,7 @@ def check_triton(submission: Submission) -> Iterator[Violation]:
         if path.startswith(_EXTENSION) or path == "torch.utils.cpp_extension":
             yield _wrong_language(line)
     for _, node in submission.everything():
-        if isinstance(node, ast.Attribute) and _path(module, node).startswith(_EXTENSION):
+        if isinstance(node, ast.Attribute) and module.path(node).startswith(_EXTENSION):
             yield _wrong_language(node.lineno)
     by_hand = any(
         isinstance(node, ast.Call) and is_jit(module.follow(node.func)) for _, node in submission.everything()
@@ -105,7 +103,7 @@ def _launch(submission: Submission, used: ast.expr) -> bool | None:
     certain = str | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.Constant
     if isinstance(base, certain) or isinstance(base, ast.List | ast.Tuple | ast.Dict | ast.ListComp | ast.DictComp):
         return False
-    if isinstance(base, ast.Call) and (_path(module, base.func) + ".").startswith(("torch.", "builtins.")):
+    if isinstance(base, ast.Call) and (module.path(base.func) + ".").startswith(("torch.", "builtins.")):
         return False
     return None
 
@@ -139,19 +137,19 @@ def _computation(submission: Submission, node: ast.expr | ast.AugAssign) -> str 
         if (torch_compute(called) and not _on_scalar(module, node)) or _is_nn_forward(called):
             return clip(called)
     if isinstance(called, Instance):
-        outside = [base for base in module.external_bases(called.cls) if nn_compute(base)]
-        if outside and module.members(called.cls, "forward")[0] is None:
-            return clip(f"{called.cls.name}, a {outside[0]},")
-    if isinstance(called, ast.Call) and (layer := _layer(module, called)):
+        layer = module.inherited_layer(called.cls)
+        if layer and module.members(called.cls, "forward")[0] is None:
+            return clip(f"{called.cls.name}, a {layer},")
+    if isinstance(called, ast.Call) and (layer := _layer(submission, called)):
         return layer
     if isinstance(node.func, ast.Attribute):
         owner = module.follow(node.func.value)
         if isinstance(owner, ast.Call) and node.func.attr in ("forward", "__call__"):
-            return _layer(module, owner)
-        if canonical(node.func.attr) in COMPUTE and _is_tensor(submission, node.func.value, set()):
+            return _layer(submission, owner)
+        if canonical(node.func.attr) in COMPUTE and submission.tensors.certain(node.func.value):
             return clip(f"Tensor.{node.func.attr}")
     for argument in node.args:
-        if isinstance(argument, ast.Name | ast.Attribute) and torch_compute(path := _path(module, argument)):
+        if isinstance(argument, ast.Name | ast.Attribute) and torch_compute(path := module.path(argument)):
             return clip(path)
     return None
 
@@ -164,71 +162,34 @@ def _is_nn_forward(path: str) -> bool:
 def _on_scalar(module: Module, call: ast.Call) -> bool:
     """torch.sqrt(torch.tensor(64.0)): host arithmetic on a constant, which the dispatch guard can judge better."""
     first = call.args[0] if call.args else None
-    return isinstance(first, ast.Call) and _path(module, first.func) == "torch.tensor"
+    return isinstance(first, ast.Call) and module.path(first.func) == "torch.tensor"
 
 
-def _layer(module: Module, call: ast.Call) -> str | None:
+def _layer(submission: Submission, call: ast.Call) -> str | None:
     """The torch.nn layer that computes when this module object is called; looks into containers."""
+    if call not in submission.layers:
+        submission.layers[call] = _find_layer(submission.module, call)
+    return submission.layers[call]
+
+
+def _find_layer(module: Module, call: ast.Call) -> str | None:
     pending: list[ast.expr] = [call]
-    for _ in range(100):
+    for left in range(100, 0, -1):
+        module.work.spend()
         if not pending:
             return None
         item = pending.pop()
         if isinstance(item, ast.List | ast.Tuple):
-            pending += item.elts
+            pending += item.elts[-left:]
         elif isinstance(item, ast.Starred):
             pending.append(item.value)
         elif isinstance(item, ast.Call):
-            path = _path(module, item.func)
+            path = module.path(item.func)
             if nn_compute(path):
                 return clip(path)
             if path in ("torch.nn.Sequential", "torch.nn.ModuleList"):
-                pending += item.args
+                pending += item.args[-left:]
     return None
-
-
-def _is_tensor(submission: Submission, node: ast.expr, seen: set[str]) -> bool:
-    """Whether an expression is certainly a tensor: forward's arguments, allocations, and views of those."""
-    module = submission.module
-    for _ in range(50):
-        match node:
-            case ast.Call(func=ast.Attribute(attr=attr, value=value)):
-                if _path(module, node.func) in TENSOR_ALLOCATIONS:
-                    return True
-                if attr not in TENSOR_VIEWS:
-                    return False
-                node = value
-            case ast.Attribute(attr="T" | "mT" | "data", value=value):
-                node = value
-            case ast.Name(id=name):
-                if name in seen:
-                    return True
-                bound = module.bindings(node)
-                if not bound or len(bound) > 8 or len(seen) > 20:
-                    return False
-                first, key = not seen, id(bound)
-                if first and key in submission.tensors:
-                    return submission.tensors[key]
-                seen.add(name)
-                answer = all(_is_tensor_binding(submission, value, seen) for value in bound)
-                if first:
-                    submission.tensors[key] = answer
-                return answer
-            case _:
-                return False
-    return False
-
-
-def _is_tensor_binding(submission: Submission, value: Value, seen: set[str]) -> bool:
-    if isinstance(value, ast.arg):
-        arguments = [
-            argument
-            for forward in submission.forwards
-            if isinstance(forward, ast.FunctionDef)
-            for argument in [*forward.args.posonlyargs, *forward.args.args, *forward.args.kwonlyargs][1:]
-        ]
-        return value in arguments
-    return isinstance(value, ast.expr) and _is_tensor(submission, value, seen)
 
 
 # ---------------------------------------------------------------- the whole file
@@ -246,7 +207,7 @@ def check_names(submission: Submission) -> Iterator[Violation]:
             )
     for _, node in submission.everything():
         if isinstance(node, ast.Name | ast.Attribute):
-            path = _path(module, node)
+            path = module.path(node)
             if found := banned(path):
                 yield Violation(found[0], node.lineno, f"{clip(path)} {found[1]}")
             elif path == "builtins.Model":
@@ -256,7 +217,7 @@ def check_names(submission: Submission) -> Iterator[Violation]:
 
 
 def _check_call(module: Module, call: ast.Call) -> Iterator[Violation]:
-    called = _path(module, call.func)
+    called = module.path(call.func)
     if called in ("builtins.eval", "builtins.exec", "builtins.compile"):
         message = f"{called.rpartition('.')[2]} runs code that is not in the file as code; write it out"
         yield Violation(Rule.DYNAMIC_CODE, call.lineno, message)
@@ -269,14 +230,14 @@ def _check_call(module: Module, call: ast.Call) -> Iterator[Violation]:
         elif found := banned(imported):
             yield Violation(found[0], call.lineno, f"{clip(imported)} {found[1]}")
     elif called in ("builtins.setattr", "builtins.delattr") and call.args:
-        yield from _patched(_path(module, call.args[0]) + ".", call.lineno)
+        yield from _patched(module.path(call.args[0]) + ".", call.lineno)
 
 
 def check_stores(submission: Submission) -> Iterator[Violation]:
     """Assignments into modules that are not the submission's."""
     module = submission.module
     for target, _ in module.stores:
-        base = _path(module, target.value)
+        base = module.path(target.value)
         if isinstance(target, ast.Attribute):
             yield from _patched(f"{base}.{target.attr}", target.lineno)
         elif base == "sys.modules" or "__dict__" in base or base == "builtins.__builtins__":
@@ -289,9 +250,3 @@ def _patched(path: str, line: int) -> Iterator[Violation]:
         yield Violation(Rule.GLOBAL_FLAGS, line, message)
     elif path.split(".")[0] in PATCH_ROOTS and "." in path:
         yield Violation(Rule.MONKEYPATCH, line, f"writing to {clip(path.rstrip('.'))} replaces code that is not yours")
-
-
-def _path(module: Module, node: ast.expr) -> str:
-    """The dotted name an expression stands for, or ""."""
-    value = module.follow(node)
-    return value if isinstance(value, str) else ""

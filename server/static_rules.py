@@ -14,6 +14,7 @@ class Rule(StrEnum):
 
     EMPTY = "empty"
     TOO_LARGE = "too_large"
+    TOO_COMPLEX = "too_complex"
     SYNTAX = "syntax"
     MISSING_MODEL = "missing_model"
     MISSING_FORWARD = "missing_forward"
@@ -185,7 +186,7 @@ def nn_compute(path: str) -> bool:
 
 def banned(path: str) -> tuple[Rule, str] | None:
     """The rule that forbids a dotted name or anything above it, and what to say about it."""
-    parts = path.split(".")
+    parts = path.split(".", 4)
     for end in range(1, min(len(parts), 4) + 1):
         if found := BANNED.get(".".join(parts[:end])):
             return found

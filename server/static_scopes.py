@@ -11,8 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from server.static_work import TooComplexError, Work
+
 FunctionLike = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 FUNCTION_LIKE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+MAX_PATH = 500
+"""What is kept of a dotted name: no real one is longer, and hostile ones are repeated."""
+_MAX_SCOPES = 200  # inside each other
 Binding = str | FunctionLike | ast.ClassDef | ast.expr | ast.arg | None
 """What a name is bound to: an imported dotted name, a definition, an assigned expression, a parameter; None: unknown"""
 
@@ -24,6 +29,12 @@ class Scope:
     parent: Scope | None
     names: dict[str, list[Binding]] = field(default_factory=lambda: defaultdict(list))
     outside: dict[str, Scope] = field(default_factory=dict)  # names declared global or nonlocal
+    depth: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.depth = self.parent.depth + 1 if self.parent is not None else 1
+        if self.depth > _MAX_SCOPES:  # a look-up passes all of them
+            raise TooComplexError
 
     def bind(self, name: str, value: Binding) -> None:
         self.outside.get(name, self).names[name].append(value)
@@ -55,7 +66,8 @@ class _Visit(NamedTuple):
 class Scopes:
     """A parsed submission. Statements that can never run (`if False`, after a return) are not part of it."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, work: Work) -> None:
+        self.work = work
         self.top = Scope("module", tree, None)
         self.owned: dict[FunctionLike | None, list[ast.expr | ast.AugAssign]] = defaultdict(list)
         """By the function whose body they are in (None: module level): calls, names, attributes, subscripts, `@`."""
@@ -75,6 +87,7 @@ class Scopes:
     def _walk(self, tree: ast.Module) -> None:
         stack = [_Visit(node, self.top) for node in reversed(_live(tree.body))]
         while stack:
+            self.work.spend()
             visit = stack.pop()
             children = list(self._enter(visit))
             stack.extend(reversed(children))
@@ -109,9 +122,10 @@ class Scopes:
             case ast.Import():
                 for alias in node.names:
                     self.imports.append((alias.name, node.lineno))
-                    scope.bind(alias.asname or alias.name.split(".")[0], alias.name if alias.asname else _root(alias))
+                    name = alias.name if alias.asname else _root(alias)
+                    scope.bind(alias.asname or _root(alias), name[:MAX_PATH])
             case ast.ImportFrom():
-                base = "." * node.level + (node.module or "")
+                base = ("." * node.level + (node.module or ""))[:MAX_PATH]
                 for alias in node.names:
                     self.imports.append((f"{base}.{alias.name}", node.lineno))
                     if alias.name == "*":
@@ -119,6 +133,7 @@ class Scopes:
                     else:
                         scope.bind(alias.asname or alias.name, f"{base}.{alias.name}")
             case ast.Global() | ast.Nonlocal():
+                self.work.spend(scope.depth * len(node.names))
                 for name in node.names:
                     found = self.top if isinstance(node, ast.Global) else scope.parent and scope.parent.find(name)
                     scope.outside[name] = found or self.top

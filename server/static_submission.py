@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from itertools import islice
 
 from server.static_names import Instance, Module, Value
 from server.static_scopes import FUNCTION_LIKE, FunctionLike
+from server.static_tensors import Tensors
 
 
 class Submission:
@@ -33,14 +33,16 @@ class Submission:
         if self.model is not None:
             self.forward_class, self.forwards = module.members(self.model, "forward")
         self._kernel_calls: dict[ast.Call, bool] = {}
-        self.tensors: dict[int, bool] = {}  # by the id of a list of bindings, which lives as long as the module
+        self.layers: dict[ast.Call, str | None] = {}
+        self.tensors = Tensors(module, set(self._forward_arguments()))
         self._custom_ops = self._find_custom_ops()
         self.reached = self._reach()
 
     def _mentions_jit(self, node: ast.expr) -> bool:
         """Whether a decorator or a call involves triton.jit, directly or through functions and names of the file."""
         pending: list[tuple[ast.AST, int]] = [(node, 0)]
-        for _ in range(60):
+        for left in range(60, 0, -1):
+            self.module.work.spend()
             if not pending:
                 return False
             item, hops = pending.pop()
@@ -52,8 +54,17 @@ class Submission:
                     continue
                 if isinstance(value, ast.AST) and value is not item and hops < 3:
                     pending.append((value, hops + 1))
-            pending += [(child, hops) for child in ast.iter_child_nodes(item)]
+            children = _last_children(item, left)
+            self.module.work.spend(len(children))
+            pending += [(child, hops) for child in children]
         return False
+
+    def _forward_arguments(self) -> Iterator[ast.arg]:
+        """What forward is called with."""
+        for forward in self.forwards:
+            if isinstance(forward, ast.FunctionDef):
+                arguments = forward.args
+                yield from [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs][1:]
 
     def is_kernel(self, value: Value) -> bool:
         """Whether a value is a Triton kernel: a decorated function, or triton.jit(...) applied by hand."""
@@ -62,7 +73,9 @@ class Submission:
         if not isinstance(value, ast.Call):
             return False
         if value not in self._kernel_calls:
-            names = (node for node in islice(ast.walk(value), 200) if isinstance(node, ast.Name | ast.Attribute))
+            first = _first_nodes(value, 200)
+            self.module.work.spend(len(first))
+            names = (node for node in first if isinstance(node, ast.Name | ast.Attribute))
             meanings = [self.module.follow(node) for node in names]
             self._kernel_calls[value] = any(
                 is_jit(item) or (isinstance(item, FUNCTION_LIKE) and item in self.kernels) for item in meanings
@@ -87,7 +100,10 @@ class Submission:
         if self.model is not None:
             pending += self.module.members(self.model, "__call__")[1]
         reached: dict[FunctionLike, None] = {}
+        constructed: set[ast.ClassDef] = set()
+        called_instances: set[ast.ClassDef] = set()
         while pending:
+            self.module.work.spend()
             value = pending.pop()
             if isinstance(value, ast.expr) and not isinstance(value, ast.Lambda):
                 value = self.module.follow(value)
@@ -100,9 +116,11 @@ class Submission:
                     pending.append(self._function(self.module.follow(node)))
                 elif isinstance(node, ast.Call):
                     called = self.module.follow(node.func)
-                    if isinstance(called, ast.ClassDef):
+                    if isinstance(called, ast.ClassDef) and called not in constructed:
+                        constructed.add(called)
                         pending += self.module.members(called, "__init__")[1]
-                    elif isinstance(called, Instance):
+                    elif isinstance(called, Instance) and called.cls not in called_instances:
+                        called_instances.add(called.cls)
                         pending += self.module.members(called.cls, "forward")[1]
                         pending += self.module.members(called.cls, "__call__")[1]
         return list(reached)
@@ -118,6 +136,7 @@ class Submission:
 
     def everything(self) -> Iterator[tuple[FunctionLike | None, ast.expr | ast.AugAssign]]:
         for owner, nodes in list(self.module.owned.items()):
+            self.module.work.spend(len(nodes))
             for node in nodes:
                 yield owner, node
 
@@ -125,3 +144,26 @@ class Submission:
 def is_jit(value: Value) -> bool:
     """triton.jit by any of its names, and the jit of Triton's other dialects."""
     return isinstance(value, str) and value.startswith("triton.") and value.endswith(".jit")
+
+
+def _last_children(node: ast.AST, limit: int) -> list[ast.AST]:
+    """The last children of a node in order, at most `limit`."""
+    found: list[ast.AST] = []  # the last first
+    for name in reversed(node._fields):
+        value = getattr(node, name, None)
+        items = value[-limit:] if isinstance(value, list) else [value]
+        found += [item for item in reversed(items) if isinstance(item, ast.AST)]
+        if len(found) >= limit:
+            break
+    return found[:limit][::-1]
+
+
+def _first_nodes(node: ast.AST, limit: int) -> list[ast.AST]:
+    """The first nodes that ast.walk visits, at most `limit`."""
+    found = [node]
+    for item in found:  # grows
+        for child in ast.iter_child_nodes(item):
+            if len(found) == limit:
+                return found
+            found.append(child)
+    return found

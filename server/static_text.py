@@ -10,7 +10,9 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_MAX_TEXT = 2_000_000
+from server.static_work import Work
+
+_CHARACTERS_A_STEP = 64
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,14 @@ class Text:
 
 
 def read_text(
-    node: ast.expr, follow: Callable[[ast.expr], object], source_lines: list[str], max_pieces: int
+    node: ast.expr,
+    follow: Callable[[ast.expr], object],
+    source_lines: list[str],
+    work: Work,
+    max_pieces: int,
+    max_size: int,
 ) -> Text | None:
-    """The string an expression certainly evaluates to, or None.
+    """The string an expression certainly evaluates to, or None, also for one of too many pieces or characters.
 
     `follow` says what a name stands for. strip and dedent are read as doing nothing: space at the ends and indentation
     decide nothing in C++, and so the text keeps its lines.
@@ -40,12 +47,18 @@ def read_text(
     pending: list[ast.expr] = [node]
     size = steps = 0
     while pending:
+        if steps + len(pending) > max_pieces:  # each of them takes a step
+            return None
         steps += 1
+        work.spend()
         node = pending.pop()
         match node:
             case ast.Constant(value=str(value)):
-                pieces.append((value, *_position(node, value, source_lines)))
                 size += len(value)
+                if size > max_size:
+                    return None
+                work.spend(len(value) // _CHARACTERS_A_STEP)
+                pieces.append((value, *_position(node, value, source_lines)))
             case ast.Constant(value=int() | float() as value):
                 if abs(value) > 2**63:
                     return None
@@ -53,11 +66,11 @@ def read_text(
             case ast.BinOp(op=ast.Add()):
                 pending += [node.right, node.left]
             case ast.JoinedStr():
-                pending += reversed(node.values)
+                pending += reversed(node.values[: max_pieces + 1])
             case ast.FormattedValue(conversion=-1, format_spec=None):
                 pending.append(node.value)
             case ast.Call(func=ast.Attribute(attr="join", value=glue), args=[ast.List() | ast.Tuple() as parts]):
-                for index, part in enumerate(reversed(parts.elts)):
+                for index, part in enumerate(reversed(parts.elts[: max_pieces + 1])):
                     pending += [glue, part] if index else [part]
             case ast.Call(func=ast.Attribute(attr="strip" | "lstrip" | "rstrip", value=inner), args=[]):
                 pending.append(inner)
@@ -68,8 +81,6 @@ def read_text(
                 if value is node or not isinstance(value, ast.expr):
                     return None
                 pending.append(value)
-        if steps > max_pieces or size > _MAX_TEXT:
-            return None
     starts, offset = [], 0
     for value, _, _ in pieces:
         starts.append(offset)

@@ -20,13 +20,14 @@ from server.evaluator import EvalResult, Evaluator
 from server.prompts import Language
 from server.scoring import MAX_FEEDBACK_CHARS, Score, infrastructure, score
 from server.settings import Settings
+from server.static_work import Work
 from server.tasks import Task, TaskSource
 from server.text import bound
 from server.worker.protocol import Evaluate, Verdict
 
 # The evaluator keeps the deadline itself; past this margin it is presumed stuck.
 DEADLINE_MARGIN_S = 10.0
-# An example takes milliseconds; a source made to be slow is the submission's own doing.
+# An example takes milliseconds, and the checks count their own work; this is for what they cannot count, the parser.
 STATIC_TIMEOUT_S = 20.0
 # How long a cancelled evaluation may take to let go of its worker before the session goes on without it.
 CANCEL_GRACE_S = 5.0
@@ -60,12 +61,15 @@ async def judge(services: Services, task: Task, language: Language, code: str, d
     """Judge one submission within `deadline_s` seconds. Never raises, except when its own task is cancelled."""
     judged = Judged()
     began = time.monotonic()
+    work = Work()
     try:
-        check = asyncio.to_thread(_static_score, code, language, services.evaluator.name == "cpu")
+        check = asyncio.to_thread(_static_score, code, language, services.evaluator.name == "cpu", work)
         try:
             violated = await asyncio.wait_for(check, STATIC_TIMEOUT_S)
         except TimeoutError:
             violated = _rejected("static_violation", "The source takes too long to parse. Make it shorter and simpler.")
+        finally:
+            work.stop()  # a thread that nobody waits for any more ends
         judged.phase_seconds["static"] = time.monotonic() - began
         if violated is not None:
             judged.score = violated
@@ -95,9 +99,9 @@ def describe(exc: Exception) -> str:
     return bound("".join(traceback.format_exception(exc)), MAX_FEEDBACK_CHARS)
 
 
-def _static_score(code: str, language: Language, cpu: bool) -> Score | None:
+def _static_score(code: str, language: Language, cpu: bool, work: Work) -> Score | None:
     """The score of a submission that a parser rejects, None for any other."""
-    violations = static_checks.check(code, language, cpu=cpu)
+    violations = static_checks.check(code, language, cpu=cpu, work=work)
     if not violations:
         return None
     return _rejected(static_checks.outcome(violations), static_checks.feedback(violations))
