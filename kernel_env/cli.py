@@ -1,13 +1,15 @@
-"""The `kernel-env` command: `demo` plays an episode against a server of its own, `eval` scores one file in process.
+"""The `kernel-env` command: `demo` plays an episode against a server of its own, `eval` scores one file in process,
+`rescore` recomputes the rewards of an evaluation log.
 
 Touches the terminal, and for `demo` a child process and a local port. Heavy imports happen inside the commands.
 Exit codes: 0 done (a scored file, whatever its score), 2 wrong usage or an evaluator that cannot run here, 3 a fault
-that left the submission without a score.
+that left the submission, or a step of the log, without a score.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import sys
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kernel_env.models import KernelObservation
+    from server.rewards import RewardMode
 
 EVALUATORS = ("gpu", "cpu", "mock")
 EXIT_USAGE = 2
@@ -43,12 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     evaluate.add_argument("--language", default="triton", help="triton (default) or cuda")
     evaluate.add_argument("--evaluator", choices=EVALUATORS, help="default: KERNEL_ENV_EVALUATOR, else gpu")
     evaluate.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    again = commands.add_parser("rescore", help="recompute the rewards of an evaluation log, without a GPU")
+    again.add_argument("log", type=Path, metavar="LOG", help="KERNEL_ENV_EVAL_LOG; its numbered files are read too")
+    again.add_argument("--reward", choices=("speedup", "roofline"), help="default: the one each step was paid by")
+    again.add_argument("--json", action="store_true", help="print a JSON line for each step and one for the sum")
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "demo":
             from kernel_env.demo import play
 
             return play(arguments.evaluator)
+        if arguments.command == "rescore":
+            return _rescore(arguments.log, arguments.reward, arguments.json)
         return _evaluate(arguments.file, arguments.task, arguments.language, arguments.evaluator, arguments.json)
     except _Stop as stop:
         print(f"kernel-env: {stop}", file=sys.stderr)
@@ -101,6 +110,35 @@ def _evaluate(path: Path, task_id: str, language: str, evaluator_name: str | Non
     else:
         print(describe(observation))
     return 0 if observation.reward is not None else EXIT_NOT_SCORED
+
+
+def _rescore(path: Path, mode: RewardMode | None, as_json: bool) -> int:
+    """Recompute the rewards of a log; says how many changed."""
+    from server.rescore import Reading, Result, files, read, rescore, was_judged
+
+    reading, counts = Reading(), dict.fromkeys(Result, 0)
+    paid_before = paid_after = 0.0
+    paths = files(path)
+    if not paths:
+        raise _Stop(f"there is no {path}")
+    try:
+        for event in (event for file in paths for event in read(file, reading) if was_judged(event)):
+            step = rescore(event, mode)
+            counts[step.result] += 1
+            paid_before += step.before or 0.0
+            paid_after += step.after or 0.0
+            if as_json:
+                ids = {name: event.get(name) for name in ("session_id", "episode_id", "eval_id", "task_id")}
+                print(json.dumps({"event": "rescored", **ids, **dataclasses.asdict(step)}))
+    except OSError as exc:
+        raise _Stop(f"cannot read {path}: {exc}") from exc
+    total = {"steps": sum(counts.values()), **counts, "torn_lines": reading.torn}
+    total |= {"reward_before": paid_before, "reward_after": paid_after}
+    if as_json:
+        print(json.dumps({"event": "total", **total}))
+    else:
+        print("\n".join(f"{name:14}{value:.10g}" for name, value in total.items()))
+    return EXIT_NOT_SCORED if counts[Result.NO_ROOFLINE] or counts[Result.INCOMPLETE] else 0
 
 
 def describe(observation: KernelObservation) -> str:

@@ -1,8 +1,9 @@
-"""The client of a kernel_env server, async or through `.sync()`. Touches the network and two environment variables.
+"""The client of a kernel_env server, async or through `.sync()`. Touches the network and three environment variables.
 
-It adds to OpenEnv's client: the proxy's credentials on the handshake, errors with codes, a timeout longer than the
-server's longest step, and the promise that an answer belongs to its question. OpenEnv's own client returns the
-previous step's observation after a timeout. Written for openenv-core 0.3.0; where openenv 0.10 differs, it looks.
+It adds to OpenEnv's client: the server's token and the proxy's credentials on the handshake, errors with codes, a
+timeout longer than the server's longest step, and the promise that an answer belongs to its question. OpenEnv's own
+client returns the previous step's observation after a timeout. Written for openenv-core 0.3.0; where openenv 0.10
+differs, it looks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import os
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,13 +19,15 @@ from urllib.parse import urlsplit
 from openenv.core.client_types import StepResult
 from openenv.core.env_client import EnvClient
 from websockets.asyncio.client import connect as ws_connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from kernel_env.errors import CapacityReached, InvalidRequestError, KernelEnvError, ServerError, SessionLost
 from kernel_env.models import KernelAction, KernelObservation, KernelState
 
 DEFAULT_MESSAGE_TIMEOUT_S = 300.0
 STEP_DEADLINE_MARGIN_S = 60.0
+TOKEN_VARIABLE = "KERNEL_ENV_TOKEN"
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "modal-key", "modal-secret", "proxy-authorization"})
 _ENDS_SESSION = frozenset({"SESSION_ERROR", "FACTORY_ERROR", "CAPACITY_REACHED"})
 
 
@@ -45,6 +49,30 @@ def _proxy_headers() -> dict[str, str]:
     if bool(key) != bool(secret):
         raise ValueError("Set both MODAL_PROXY_KEY and MODAL_PROXY_SECRET, or neither.")
     return {"Modal-Key": key, "Modal-Secret": secret} if key and secret else {}
+
+
+def _token_header(token: str | None, headers: dict[str, str]) -> dict[str, str]:
+    """The server's token as a header; none where the caller has an Authorization header of his own.
+
+    Raises:
+        ValueError: the token has characters that a header cannot carry.
+    """
+    token = token if token is not None else os.environ.get(TOKEN_VARIABLE)
+    if not token or any(name.lower() == "authorization" for name in headers):
+        return {}
+    if not all("!" <= character <= "~" for character in token):
+        raise ValueError(f"The token ({TOKEN_VARIABLE}) must be visible ASCII characters without spaces.")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _hide_secrets(record: logging.LogRecord) -> bool:
+    """False for the line in which websockets, at level DEBUG, would log a header that is a secret."""
+    name = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    return not (isinstance(name, str) and name.lower() in _SECRET_HEADERS)
+
+
+_wire_logger = logging.getLogger("kernel_env.websocket")
+_wire_logger.addFilter(_hide_secrets)
 
 
 def _error(data: dict[str, Any]) -> KernelEnvError:
@@ -71,11 +99,13 @@ class KernelEnv(EnvClient[KernelAction, KernelObservation, KernelState]):
         connect_timeout_s: for the handshake and the server's first answer.
         message_timeout_s: for each answer. `reset(step_deadline_s=...)` raises it to that deadline and a margin.
         max_message_size_mb: largest answer accepted.
-        headers: more handshake headers; they win over the Modal ones.
+        headers: more handshake headers; they win over the Modal ones and the token.
         provider, mode: as in OpenEnv's client.
+        token: what the server asks for; None for that of KERNEL_ENV_TOKEN, where it is set.
 
     Raises:
         ConnectionError: from the first call or `connect`: no server answers at this address.
+        InvalidRequestError: from the first call or `connect`, with code "unauthorized": the server wants another token.
         CapacityReached, InvalidRequestError, SessionLost, ServerError: from every call; see `kernel_env.errors`.
 
     Use either `async with KernelEnv(...) as env` and await every call, or `with KernelEnv(...).sync() as env`.
@@ -90,6 +120,7 @@ class KernelEnv(EnvClient[KernelAction, KernelObservation, KernelState]):
         headers: dict[str, str] | None = None,
         provider: Any = None,
         mode: str | None = None,
+        token: str | None = None,
     ) -> None:
         super().__init__(
             base_url=base_url,
@@ -99,7 +130,8 @@ class KernelEnv(EnvClient[KernelAction, KernelObservation, KernelState]):
             provider=provider,
             mode=mode,
         )
-        self._headers = {**_proxy_headers(), **(headers or {})}
+        headers = headers or {}
+        self._headers = {**_proxy_headers(), **_token_header(token, headers), **headers}
         self._default_timeout_s = message_timeout_s
         self._turn = asyncio.Lock()
         self._lost: SessionLost | CapacityReached | ServerError | None = None
@@ -126,7 +158,13 @@ class KernelEnv(EnvClient[KernelAction, KernelObservation, KernelState]):
                 ping_timeout=self._default_timeout_s,
                 additional_headers=self._headers,
                 proxy=None if _is_loopback(url) else True,
+                logger=_wire_logger,
             )
+        except InvalidStatus as exc:
+            if exc.response.status_code != 401:
+                raise ConnectionError(f"Failed to connect to {url}: {exc}") from exc
+            message = f"{url} wants another token: set {TOKEN_VARIABLE}, or pass token= to KernelEnv."
+            raise InvalidRequestError("unauthorized", message) from exc
         except Exception as exc:
             raise ConnectionError(f"Failed to connect to {url}: {exc}") from exc
         self._ws_loop = asyncio.get_running_loop()

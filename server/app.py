@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import copy
 import sys
+import threading
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
@@ -22,15 +23,17 @@ from pydantic import ConfigDict, ValidationError
 from uvicorn.config import LOGGING_CONFIG
 
 from kernel_env.models import KernelAction, KernelObservation
+from server.auth import AuthMiddleware
 from server.disconnect import DisconnectMiddleware
 from server.environment import KernelEnvironment, Refused
 from server.errors import TaskSourceError
 from server.eval_log import EvalLog
 from server.evaluator import Evaluator, EvaluatorUnavailable, create_evaluator
+from server.operations import add_routes
 from server.roofline import GPUS, find_gpu
 from server.settings import Settings, get_settings
 from server.submission import Services
-from server.tasks import BUILTIN_DIR, TaskSource
+from server.tasks import TaskSource
 from server.text import bound
 from server.worker.protocol import DeviceInfo
 
@@ -75,7 +78,7 @@ def build_app(settings: Settings, evaluator: Evaluator | None = None) -> FastAPI
     if evaluator is None:
         evaluator = create_evaluator(settings)
     tasks = TaskSource.open(settings, evaluator.name)
-    log = EvalLog(settings.eval_log)
+    log = EvalLog(settings.eval_log, max_bytes=int(settings.eval_log_max_mb * 2**20))
     services = Services(settings, evaluator, tasks, log)
     try:
         evaluator.start()
@@ -88,8 +91,24 @@ def build_app(settings: Settings, evaluator: Evaluator | None = None) -> FastAPI
         raise
 
 
+class _Sessions:
+    """The environments that OpenEnv made, as long as they live. They are made and counted on several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: weakref.WeakSet[KernelEnvironment] = weakref.WeakSet()
+
+    def add(self, session: KernelEnvironment) -> None:
+        with self._lock:
+            self._all.add(session)
+
+    def count_open(self) -> int:
+        with self._lock:
+            return sum(not session.closed for session in self._all)
+
+
 def _assemble(services: Services) -> FastAPI:
-    sessions: weakref.WeakSet[KernelEnvironment] = weakref.WeakSet()
+    sessions = _Sessions()
 
     def kernel_environment() -> KernelEnvironment:
         environment = KernelEnvironment(services)
@@ -104,28 +123,13 @@ def _assemble(services: Services) -> FastAPI:
         max_concurrent_envs=services.settings.max_sessions,
     )
     app.add_middleware(DisconnectMiddleware)
+    if services.settings.token is not None:
+        app.add_middleware(AuthMiddleware, token=services.settings.token)
+    add_routes(app, services, sessions.count_open)
 
     @app.exception_handler(Refused)
     async def refused(request: Request, exc: Exception) -> JSONResponse:
         return JSONResponse({"detail": str(exc)}, status_code=422)
-
-    @app.get("/status", tags=["Health"], summary="What this server evaluates with, and how busy it is")
-    async def status() -> dict[str, Any]:
-        device = services.evaluator.device
-        return {
-            **services.evaluator.status(),
-            "device": device.name if device is not None else None,
-            "sandbox": device.sandbox if device is not None else None,
-            "tasks": {
-                "source": "builtin" if services.tasks.root == BUILTIN_DIR else "kernelbench",
-                "count": len(services.tasks.task_ids),
-            },
-            "sessions": {
-                "open": sum(not session.closed for session in sessions),
-                "max": services.settings.max_sessions,
-            },
-            "log_lines_dropped": services.log.dropped,
-        }
 
     openenv_lifespan = app.router.lifespan_context
 
@@ -135,8 +139,10 @@ def _assemble(services: Services) -> FastAPI:
             try:
                 yield state
             finally:
-                await asyncio.to_thread(services.evaluator.close)
-                services.log.close()
+                try:
+                    await asyncio.to_thread(services.evaluator.close)
+                finally:
+                    services.log.close()
 
     app.router.lifespan_context = lifespan
     return app

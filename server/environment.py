@@ -17,13 +17,17 @@ from typing import Any, NoReturn
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
 
-from kernel_env.models import KernelAction, KernelObservation, KernelState, Outcome
+from kernel_env.models import InfraCode, KernelAction, KernelObservation, KernelState, Outcome
 from server import prompts
+from server.disconnect import client_gone
 from server.errors import InvalidRequest, TaskSourceError
+from server.rescore import replay_fields
 from server.reset_args import check_names, parse_deadline, parse_episode_id, parse_language
+from server.scoring import infrastructure
 from server.submission import Judged, Services, describe, judge
 from server.tasks import Task
 from server.text import bound
+from server.version import VERSION
 
 MAX_MESSAGE_CHARS = 2000
 
@@ -112,7 +116,14 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
         if episode is None or episode.done:
             return self._not_judged(episode)
         deadline_s = min(episode.deadline_s, timeout_s) if timeout_s is not None else episode.deadline_s
-        judged = await judge(self._services, episode.task, episode.language, action.code, deadline_s)
+        eval_id = uuid.uuid4().hex
+        try:
+            with self._services.metrics.in_work():
+                judged = await judge(self._services, episode.task, episode.language, action.code, deadline_s, eval_id)
+        except asyncio.CancelledError:  # the server is stopping, or an HTTP client is gone: nobody reads an answer
+            score = infrastructure(InfraCode.CANCELLED)
+            self._report(episode, action.code, Judged(eval_id, score, infra_detail="the step's task was cancelled"))
+            raise
         episode.step_count += 1
         if judged.score.uses_turn:
             episode.turn += 1
@@ -120,15 +131,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
         if judged.score.reward is not None:
             best = episode.best_reward
             episode.best_reward = judged.score.reward if best is None else max(best, judged.score.reward)
-        observation = self._observe(
-            episode,
-            reward=judged.score.reward,
-            phase_seconds={name: round(seconds, 6) for name, seconds in judged.phase_seconds.items()},
-            gpu=judged.gpu,
-            **judged.score.fields,
-        )
-        self._log_step(episode, action.code, observation, judged)
-        return observation
+        return self._report(episode, action.code, judged)
 
     @property
     def state(self) -> KernelState:
@@ -154,7 +157,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
         return EnvironmentMetadata(
             name="kernel_env",
             description="Write fast, correct GPU kernels (Triton or CUDA) for KernelBench tasks.",
-            version="0.1.0",
+            version=VERSION,
         )
 
     def close(self) -> None:
@@ -191,7 +194,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
             max_turns=settings.max_turns,
             atol=settings.atol,
             rtol=settings.rtol,
-            extra_inputs=prompts.extra_inputs_text(task.task_id),
+            extra_inputs=prompts.extra_inputs_text(task.task_id, task.admission),
             trials=settings.trials,
             compile_timeout_s=settings.compile_timeout_s,
             run_timeout_s=settings.run_timeout_s,
@@ -234,6 +237,8 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
         """The answer to a step before reset or after the last turn: reward 0, nothing judged, nothing counted."""
         if episode is None:
             outcome, feedback = Outcome.NOT_RESET, "Nothing was judged: call reset first, which hands out a task."
+            if client_gone() is None:
+                feedback += " Over HTTP no step follows a reset: play episodes over the WebSocket, with KernelEnv."
         else:
             outcome = Outcome.EPISODE_OVER
             feedback = "Nothing was judged: the episode has used all of its turns. Call reset to start another."
@@ -242,9 +247,11 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
             "step",
             session_id=self._session_id,
             episode_id=episode.episode_id if episode else None,
+            eval_id=None,
             outcome=outcome,
             reward=0.0,
         )
+        self._services.metrics.answered(observation.stage, outcome)
         return observation
 
     # ------------------------------------------------------------ what comes out
@@ -265,7 +272,15 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
             }
         return KernelObservation(**common, **fields)
 
-    def _log_step(self, episode: _Episode, code: str, observation: KernelObservation, judged: Judged) -> None:
+    def _report(self, episode: _Episode, code: str, judged: Judged) -> KernelObservation:
+        """The observation of a judged step, which it logs and counts."""
+        observation = self._observe(
+            episode,
+            reward=judged.score.reward,
+            phase_seconds={name: round(seconds, 6) for name, seconds in judged.phase_seconds.items()},
+            gpu=judged.gpu,
+            **judged.score.fields,
+        )
         wanted = {
             *("turn", "stage", "outcome", "reward", "done", "compiled", "correct", "trials_passed", "trials_total"),
             *("max_abs_error", "speedup", "t_ref_ms", "t_new_ms", "t_ref_spread", "t_new_spread", "timed_runs"),
@@ -286,7 +301,12 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
             clocks_ms=judged.clocks_ms,
             feedback=observation.feedback,
             **observation.model_dump(include=wanted),
+            **replay_fields(self._services.settings, judged.verdict, judged.device, code),
         )
+        self._services.metrics.answered(
+            observation.stage, observation.outcome, observation.infra_code, observation.phase_seconds
+        )
+        return observation
 
 
 def _run_blocking(coroutine: Coroutine[Any, Any, KernelObservation]) -> KernelObservation:

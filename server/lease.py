@@ -9,13 +9,16 @@ ends when all have answered. Memory is handed out in the order of asking, and wh
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Literal
 
 from server.worker.protocol import Grant, Pause
 
 Send = Callable[[Grant | Pause], None]
+Use = Literal["shared", "alone"]
 
 
 class _State(Enum):
@@ -38,13 +41,17 @@ class _Member:
 class Lease:
     """The lease of one GPU. Workers are known by their numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.capacity_bytes: int | None = None
         """What the judges together may hold; None for no limit."""
         self._lock = threading.Lock()
         self._members: dict[int, _Member] = {}
         self._waiting: list[int] = []
         self._queued: list[int] = []
+        self._clock = clock
+        self._created = self._since = clock()
+        self._use: Use | None = None
+        self._used_s: dict[Use, float] = {"shared": 0.0, "alone": 0.0}
 
     def join(self, worker: int, send: Send) -> None:
         """Take part. `send` is called under the lease's lock and must neither block nor raise."""
@@ -97,6 +104,16 @@ class Lease:
         with self._lock:
             return {worker: member.state.name.lower() for worker, member in self._members.items()}
 
+    def used_seconds(self) -> dict[Use, float]:
+        """For how long judges have held the GPU, one of them alone or some shared, since the lease was made."""
+        with self._lock:
+            self._account()
+            return dict(self._used_s)
+
+    def age_seconds(self) -> float:
+        """For how long there has been this lease."""
+        return self._clock() - self._created
+
     def _forget(self, worker: int) -> None:
         for numbers in (self._waiting, self._queued):
             if worker in numbers:
@@ -108,8 +125,21 @@ class Lease:
     def _in(self, *states: _State) -> list[_Member]:
         return [member for member in self._members.values() if member.state in states]
 
+    def _account(self) -> None:
+        """Add the time since the last change to what the GPU was used for until now."""
+        now = self._clock()
+        if self._use is not None:
+            self._used_s[self._use] += now - self._since
+        self._since = now
+        holds_alone, share = self._in(_State.ALONE), self._in(_State.SHARED, _State.PAUSING)
+        self._use = "alone" if holds_alone else "shared" if share else None
+
     def _advance(self) -> None:
         """Send whatever has become due."""
+        self._send_due()
+        self._account()
+
+    def _send_due(self) -> None:
         if self._in(_State.ALONE):
             return
         if self._queued:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 IMAGE_KERNELBENCH_DIR = Path("/opt/KernelBench/KernelBench")
@@ -23,8 +24,11 @@ class Settings(BaseSettings):
     max_turns: int = Field(default=4, ge=1)
     max_sessions: int = Field(default=64, ge=1)
     eval_log: Path | None = None
+    eval_log_code: bool = False
+    eval_log_max_mb: float = Field(default=0.0, ge=0)
     reward: Literal["speedup", "roofline"] = "speedup"
     judges_per_gpu: int = Field(default=0, ge=0, le=8)
+    token: SecretStr | None = None
     cache_dir: Path = Path("~/.cache/kernel_env")
     sandbox: Literal["available", "required"] = "available"
     roofline_reject: float = Field(default=0.8, ge=0.0)
@@ -42,6 +46,14 @@ class Settings(BaseSettings):
     def _comma_list(cls, value: object) -> object:
         if isinstance(value, str):
             return [int(part) for part in value.split(",") if part.strip()]
+        return value
+
+    @field_validator("token")
+    @classmethod
+    def _header_text(cls, value: SecretStr | None) -> SecretStr | None:
+        # An empty variable is a mistake of the operator's that must not open the server.
+        if value is not None and not re.fullmatch("[!-~]+", value.get_secret_value()):
+            raise ValueError("a token is one or more visible ASCII characters without spaces; unset it for none")
         return value
 
 

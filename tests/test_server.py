@@ -232,7 +232,7 @@ def test_one_log_line_for_each_reset_and_step(mock_server: str, log_path: Path) 
 
 
 def test_status_and_health(mock_server: str) -> None:
-    assert get(f"{mock_server}/health") == {"status": "healthy"}
+    assert get(f"{mock_server}/health")["status"] == "healthy"
     with KernelEnv(mock_server).sync():
         status = get(f"{mock_server}/status")
     assert (status["evaluator"], status["workers"], status["queue_depth"]) == ("mock", [], 0)
