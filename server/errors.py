@@ -17,6 +17,7 @@ class RequestCode(StrEnum):
     UNKNOWN_TASK = "unknown_task"
     UNKNOWN_SPLIT = "unknown_split"
     UNKNOWN_LANGUAGE = "unknown_language"
+    UNSCORABLE_TASK = "unscorable_task"
     UNKNOWN_ARGUMENT = "unknown_argument"
     INVALID_ARGUMENT = "invalid_argument"
 

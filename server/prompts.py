@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from server.worker.inputs import extra_trials
+from server.worker.inputs import extra_trials, family_named
+from server.worker.protocol import Admission, TrialPlan
 
 Language = Literal["triton", "cuda"]
 Evaluator = Literal["gpu", "cpu", "mock"]
@@ -18,17 +19,34 @@ SOFTMAX = "level1/23_Softmax"
 FROBENIUS = "level1/37_FrobeniusNorm_"
 
 
-def extra_inputs_text(task_id: str) -> list[str]:
+def extra_inputs_text(task_id: str, admission: Admission | None = None) -> list[str]:
     """What a task's correctness trials use beyond one draw of its own inputs, one sentence each."""
     texts = [
         "Every trial draws fresh inputs from the task's own generator, with a seed you cannot know.",
         "At least one trial uses fresh weights.",
     ]
-    families = extra_trials(task_id)
+    plans = admission.plans if admission is not None else []
+    families = [family_named(plan.family) for plan in plans if plan.family] if plans else extra_trials(task_id)
     if families:
         values = "; ".join(family.description for family in families)
         texts.append(f"Some trials use other inputs at the original shape: {values}.")
+    for plan in plans:
+        if tolerances := _tight(plan):
+            which = f"these inputs: {family_named(plan.family).description}" if plan.family else "the task's own inputs"
+            texts.append(
+                f"On {which}, the usual tolerance would accept outputs that did no work, so it is {tolerances} there."
+            )
     return texts
+
+
+def _tight(plan: TrialPlan) -> str:
+    """The tolerances that replace the usual one, in words; "" when none does."""
+    several = len(plan.atol) > 1
+    return ", ".join(
+        f"{atol:.3g} absolute and no relative tolerance{f' for output {number}' if several else ''}"
+        for number, atol in enumerate(plan.atol)
+        if atol is not None
+    )
 
 
 def problem_text(

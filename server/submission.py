@@ -17,13 +17,14 @@ from server import static_checks
 from server.disconnect import client_gone
 from server.eval_log import EvalLog
 from server.evaluator import EvalResult, Evaluator
+from server.metrics import Metrics
 from server.prompts import Language
 from server.scoring import MAX_FEEDBACK_CHARS, Score, infrastructure, score
 from server.settings import Settings
 from server.static_work import Work
 from server.tasks import Task, TaskSource
 from server.text import bound
-from server.worker.protocol import Evaluate, Verdict
+from server.worker.protocol import DeviceInfo, Evaluate, Verdict
 
 # The evaluator keeps the deadline itself; past this margin it is presumed stuck.
 DEADLINE_MARGIN_S = 10.0
@@ -41,6 +42,7 @@ class Services:
     evaluator: Evaluator
     tasks: TaskSource
     log: EvalLog
+    metrics: Metrics = field(default_factory=Metrics)
 
 
 @dataclass
@@ -51,15 +53,20 @@ class Judged:
     score: Score = field(default_factory=lambda: infrastructure(InfraCode.JUDGE_ERROR))
     phase_seconds: dict[str, float] = field(default_factory=dict)
     gpu: str | None = None
+    device: DeviceInfo | None = None
+    verdict: Verdict | None = None
+    """What the evaluator said; None where it was not asked or did not answer."""
     attempts: int = 0
     infra_detail: str = ""
     clocks_ms: dict[str, float | None] = field(default_factory=dict)
     """The medians the timing was decided on: the candidate's events, the judge's clock, and how far they may differ."""
 
 
-async def judge(services: Services, task: Task, language: Language, code: str, deadline_s: float) -> Judged:
+async def judge(
+    services: Services, task: Task, language: Language, code: str, deadline_s: float, eval_id: str | None = None
+) -> Judged:
     """Judge one submission within `deadline_s` seconds. Never raises, except when its own task is cancelled."""
-    judged = Judged()
+    judged = Judged(eval_id) if eval_id is not None else Judged()
     began = time.monotonic()
     work = Work()
     try:
@@ -76,7 +83,8 @@ async def judge(services: Services, task: Task, language: Language, code: str, d
         else:
             request = _request(services.settings, judged.eval_id, task, language, code)
             result = await _evaluate(services.evaluator, request, deadline_s - judged.phase_seconds["static"])
-            device = result.device or services.evaluator.device
+            device = judged.device = result.device or services.evaluator.device
+            judged.verdict = result.verdict
             judged.gpu = device.name if device is not None and device.kind != "mock" else None
             judged.attempts = result.attempts
             judged.phase_seconds |= {**result.verdict.phase_seconds, "queue": result.queue_s}
@@ -124,6 +132,7 @@ def _request(settings: Settings, eval_id: str, task: Task, language: Language, c
         task_source=task.source,
         code=code,
         language=language,
+        plans=task.admission.plans if task.admission is not None else [],
         trials=settings.trials,
         atol=settings.atol,
         rtol=settings.rtol,

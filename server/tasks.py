@@ -19,8 +19,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
+from server.admission import AdmissionTable
 from server.errors import InvalidRequest, RequestCode, TaskSourceError, UnknownSplitError, UnknownTaskError
 from server.settings import IMAGE_KERNELBENCH_DIR, Settings
+from server.worker.protocol import Admission
 
 BUILTIN_DIR = Path(__file__).with_name("builtin_tasks")
 SPLITS_FILE = Path(__file__).with_name("splits.json")
@@ -44,7 +46,9 @@ class Task:
     """The reference: a module with Model, get_inputs and get_init_inputs."""
     level: int
     split: Literal["train", "eval"] | None
-    """None for level 4, which is in no split."""
+    """None for level 4 and for tasks that are not admitted, which are in no split."""
+    admission: Admission | None = None
+    """Its trials, or why it cannot be scored; None when the tables do not know it."""
 
     @cached_property
     def hash(self) -> str:
@@ -179,11 +183,13 @@ class TaskSource:
         self._small = small
         self._paths = _list_tasks(root)
         self._cache: dict[str, Task] = {}
+        self._admission = AdmissionTable(root)
+        refused = {task_id for task_id, digest in self._admission.refused() if self._has_source(task_id, digest)}
         self.task_ids: tuple[str, ...] = tuple(sorted(self._paths, key=order_key))
         self._by_split: dict[str, list[str]] = {split: [] for split in SPLITS}
         for task_id in sorted(self.task_ids):
             split = split_of(task_id)
-            if split is not None:
+            if split is not None and task_id not in refused:
                 self._by_split[split].append(task_id)
 
     @classmethod
@@ -237,9 +243,16 @@ class TaskSource:
                 raise TaskSourceError(f"{task_id} has no small variant for the cpu evaluator")
             source = apply_overrides(source, self._small[task_id])
         level = int(task_id.split("/")[0].removeprefix("level"))
-        task = Task(task_id=task_id, source=source, level=level, split=split_of(task_id))
+        admission = self._admission.get(task_id, hashlib.sha256(source.encode()).hexdigest())
+        split = split_of(task_id) if admission is None or admission.admitted else None
+        task = Task(task_id=task_id, source=source, level=level, split=split, admission=admission)
         self._cache[task_id] = task
         return task
+
+    def _has_source(self, task_id: str, digest: str) -> bool:
+        """Whether the task is here with exactly this source."""
+        path = self._paths.get(task_id)
+        return path is not None and hashlib.sha256(path.read_bytes()).hexdigest() == digest
 
     def pick(self, seed: int | None = None, split: str | None = None, task_id: str | None = None) -> Task:
         """The task of a reset. An id wins over the seed; the split is 'train' unless given.
@@ -249,7 +262,7 @@ class TaskSource:
 
         Raises:
             UnknownTaskError, UnknownSplitError: no such task or split.
-            InvalidRequest: an argument has the wrong type, or the split is empty here.
+            InvalidRequest: an argument has the wrong type, the task cannot be scored, or the split is empty here.
             TaskSourceError: the task's file is not usable.
         """
         _check_type("split", split, str)
@@ -258,7 +271,11 @@ class TaskSource:
         split = "train" if split is None else split
         ids = self.ids(split)
         if task_id is not None:
-            return self.get(task_id)
+            task = self.get(task_id)
+            if task.admission is not None and not task.admission.admitted:
+                message = f"{task_id} cannot be scored: {task.admission.reason}."
+                raise InvalidRequest(RequestCode.UNSCORABLE_TASK, message)
+            return task
         if not ids:
             raise InvalidRequest(RequestCode.INVALID_ARGUMENT, f"No task here is in the split {split!r}.")
         if seed is None:

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from server.worker import layout, tree
+from server.worker.answers import interpreting
 from server.worker.compare import Comparison, ReferenceUnusable, compare, compare_scalars
 from server.worker.device import Device
 from server.worker.lease import GpuLease
@@ -144,10 +145,10 @@ class Evaluation:
         self._candidate = stack.enter_context(candidate)
         self.opened = True
 
-    def load(self, class_name: str, guard: bool) -> None:
+    def load(self, class_name: str, guard: bool, ghost: bool = False) -> None:
         timeout_s = self._request.compile_timeout_s
         self._candidate.compiles = True
-        request = Load("submission.py", class_name, guard)
+        request = Load("submission.py", class_name, guard, ghost)
         self._candidate.call(request, Loaded, timeout_s, "Importing and compiling the submission")
         self._candidate.compiles = False
 
@@ -168,8 +169,8 @@ class Evaluation:
         request = Construct(reference.construction_seed, self._task.init_spec, self._task.eval_mode)
         answer = self._candidate.call(request, Constructed, timeout_s, "Constructing the model")
         mine = [(entry.name, list(entry.shape), entry.dtype) for entry in self._task.state]
-        theirs = None if answer.state is None else [(name, shape, dtype) for name, shape, dtype in answer.state]
-        if perturbed and mine and theirs is not None and sorted(mine) == sorted(theirs):
+        theirs = answer.state
+        if perturbed and mine and theirs and len(mine) == len(theirs) and sorted(mine) == sorted(theirs):
             self._task.perturb(reference)
             for slot, value in zip(self._slots.weights, state_tensors(reference.model), strict=True):
                 slot.copy_(value)
@@ -235,8 +236,15 @@ class Evaluation:
         self._lead_ms = min(max(LEAD_MS, LEAD_FACTOR * answer.queued_ms + LEAD_MS), MAX_LEAD_MS)
         return answer, window_ms
 
-    def verify(self, reference: Reference, draw: Draw, forward_seed: int | None, answer: Ran) -> None:
-        """Compare the judge's copy of the answer with the reference's output.
+    def verify(
+        self,
+        reference: Reference,
+        draw: Draw,
+        forward_seed: int | None,
+        answer: Ran,
+        tight: Sequence[float | None] = (),
+    ) -> None:
+        """Compare the judge's copy of the answer with the reference's output; `tight` is as compare.compare takes it.
 
         Raises:
             SubmissionFailed: it is wrong.
@@ -245,7 +253,7 @@ class Evaluation:
         self._host.lease.listen()
         spec, expected = self._task.expected(reference, draw, forward_seed)
         try:
-            result = self._judge(answer, spec, expected, draw)
+            result = self._judge(answer, spec, expected, draw, tight)
         except ReferenceUnusable as error:
             raise TaskUnscorable(str(error)) from error
         if not result.ok:
@@ -254,16 +262,36 @@ class Evaluation:
         if result.max_abs_error is not None:
             self.progress.max_abs_error = max(self.progress.max_abs_error or 0.0, result.max_abs_error)
 
-    def _judge(self, answer: Ran, spec: list[Any], expected: list[torch.Tensor], draw: Draw) -> Comparison:
+    def _judge(
+        self, answer: Ran, spec: list[Any], expected: list[torch.Tensor], draw: Draw, tight: Sequence[float | None]
+    ) -> Comparison:
+        request, task = self._request, self._task
+        mine = self._answered(answer, spec, expected)
+        if isinstance(mine, Comparison):
+            return mine
+        inputs = draw.arguments()
+        return compare(
+            mine,
+            expected,
+            task_id=task.task_id,
+            atol=request.atol,
+            rtol=request.rtol,
+            inputs=inputs,
+            tight=tight,
+        )
+
+    @interpreting()
+    def _answered(self, answer: Ran, spec: list[Any], expected: list[torch.Tensor]) -> list[torch.Tensor] | Comparison:
+        """The outputs as the judge's own copy holds them, or what is wrong with the answer without a look at them."""
         request, task = self._request, self._task
         try:
-            tree.validate(answer.spec, len(answer.outputs))
+            answered_spec = tree.received(answer.spec, len(answer.outputs))
         except tree.TreeError as error:
             raise SubmissionFailed("wrong_structure", str(error)) from error
-        difference = tree.same_structure(answer.spec, spec)
+        difference = tree.same_structure(answered_spec, spec)
         if difference is not None or len(answer.outputs) != len(expected):
             return Comparison(False, "wrong_structure", detail=difference or "another number of tensors")
-        scalars = compare_scalars(answer.spec, spec, atol=request.atol, rtol=request.rtol)
+        scalars = compare_scalars(answered_spec, spec, atol=request.atol, rtol=request.rtol)
         if not scalars.ok:
             raise SubmissionFailed(scalars.outcome or "wrong_values", scalars.sentence())
         mine = []
@@ -275,8 +303,7 @@ class Evaluation:
             if answered is None:
                 raise SubmissionFailed("protocol_error", f"Output {index} does not lie in the memory it was given.")
             mine.append(self._slots.answer(index, answered))
-        inputs = draw.arguments()
-        return compare(mine, expected, task_id=task.task_id, atol=request.atol, rtol=request.rtol, inputs=inputs)
+        return mine
 
 
 def _shape_mismatch(index: int, meta: OutputMeta, entry: SlotLayout) -> Comparison | None:

@@ -89,8 +89,8 @@ class Connection:
         del self._buffer[:end]
         try:
             return self._decoder.decode(body)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise PeerViolation(str(error)) from error
+        except Exception as error:  # whatever it is, these bytes cause it
+            raise PeerViolation(f"{type(error).__name__}: {error}") from error
 
     def has_buffered(self) -> bool:
         """Whether bytes have arrived that no message has consumed, in the buffer or in the socket."""

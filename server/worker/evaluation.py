@@ -7,16 +7,16 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from server.worker import timing
 from server.worker.calls import Evaluation, Host, Progress, TaskUnscorable
-from server.worker.inputs import InputFamily
 from server.worker.lease import InfrastructureFault
 from server.worker.process import SubmissionFailed
 from server.worker.protocol import Evaluate, TaskFacts
 from server.worker.slots import SharedSlots
-from server.worker.task_context import Reference, TaskContext
+from server.worker.task_context import Reference, TaskContext, Trial
 from server.worker.timing import AGREEMENT, Sample, Timing
 from server.worker.vmm import CUDA_OUT_OF_MEMORY, CudaDriverError
 
@@ -26,6 +26,9 @@ MIN_TIMED_RUNS = 3
 # What the kernels of a call may take: this long, and so many times the reference's time.
 HANG_S = 10.0
 HANG_FACTOR = 1000.0
+GHOST_TIMEOUT_S = 10.0
+# A submission that was waited for so much of what it had left of its step has used the time up itself.
+FAIR_SHARE = 0.5
 # Before some timed calls, at random, comes one that is not timed, with inputs that only trials have: there a submission
 # is caught that computed properly in its first calls and takes a shortcut later. One of the first three, for certain,
 # and then one in so many.
@@ -52,23 +55,22 @@ class Score:
 def trials(run: Evaluation, request: Evaluate, task: TaskContext) -> Reference:
     """The correctness trials; returns the weights that the timed calls go on with."""
     progress = run.progress
-    plan: list[InputFamily | None] = [None] * request.trials
-    plan += task.families
+    plan = [task.own] * request.trials + task.families
     progress.total = len(plan)
     # Weights change once, halfway: the second half has perturbed ones where the names match.
     change_at = (request.trials + 1) // 2 if task.state else len(plan)
     reference = run.new_weights(perturbed=False)
     progress.compiled = True
     progress.stage = "correctness"
-    for number, family in enumerate(plan):
+    for number, trial in enumerate(plan):
         if number == change_at:
             del reference
             reference = run.new_weights(perturbed=True)
-        draw, forward_seed = task.draw(family), task.forward_seed()
+        draw, forward_seed = task.draw(trial.family), task.forward_seed()
         answer, _ = run.call(draw, forward_seed)
-        where = f" (trial {number + 1} of {len(plan)}, {family.description})" if family else ""
+        where = f" (trial {number + 1} of {len(plan)}, {trial.family.description})" if trial.family else ""
         try:
-            run.verify(reference, draw, forward_seed, answer)
+            run.verify(reference, draw, forward_seed, answer, trial.tight)
         except SubmissionFailed as failure:
             raise SubmissionFailed(failure.outcome, failure.message + where) from None
         progress.passed += 1
@@ -83,15 +85,15 @@ def timed_calls(
     `reference_ms` is None for the baseline itself, whose answers are not verified.
     """
 
-    def call(family: InputFamily | None, retune: bool = False) -> Sample:
-        draw, forward_seed = task.draw(family), task.forward_seed()
+    def call(trial: Trial, retune: bool = False) -> Sample:
+        draw, forward_seed = task.draw(trial.family), task.forward_seed()
         answer, window_ms = run.call(draw, forward_seed, timed=not retune, retune=retune)
         if reference_ms is not None:
-            run.verify(reference, draw, forward_seed, answer)
+            run.verify(reference, draw, forward_seed, answer, trial.tight)
         return Sample(answer.elapsed_ms, window_ms)
 
     # What a submission tuned while others used the GPU too, it tunes again.
-    call(None, retune=True)
+    call(task.own, retune=True)
     certain = secrets.randbelow(MIN_TIMED_RUNS)
     samples: list[Sample] = []
     end = time.monotonic() + TIMING_BUDGET_S[device]
@@ -100,10 +102,10 @@ def timed_calls(
             break
         if timing.settled([sample.event_ms for sample in samples], reference_ms):
             break
-        for family in task.families:
+        for trial in task.families:
             if len(samples) == certain or secrets.randbelow(CHECKED_IN * len(task.families)) == 0:
-                call(family)
-        samples.append(call(None))
+                call(trial)
+        samples.append(call(task.own))
     return samples
 
 
@@ -154,7 +156,8 @@ def evaluate_submission(
                 slots = SharedSlots(task, host.device)
                 stack.callback(slots.close)
             with progress.phase("spawn"):
-                run.open(stack, request.code, request.run_timeout_s)
+                left_s = progress.end - time.monotonic()
+                run.open(stack, request.code, min(request.run_timeout_s, FAIR_SHARE * left_s))
             with progress.phase("compile"):
                 run.load("ModelNew", True)
             with progress.phase("share"):
@@ -178,6 +181,39 @@ def evaluate_submission(
             ) from error
         finally:
             progress.printed = run.printed()
+
+
+def check_ghost(request: Evaluate, task: TaskContext, host: Host, progress: Progress) -> None:
+    """Run a submission that was right once more without its Triton kernels: its answers must not all be right then.
+
+    Whatever else it does then says nothing, since the kernels are not there.
+
+    Raises:
+        SubmissionFailed: it is still right, so something else did the work.
+    """
+    request = msgspec.structs.replace(request, run_timeout_s=min(GHOST_TIMEOUT_S, request.run_timeout_s))
+    with ExitStack() as stack:
+        run = Evaluation(request, task, host, Progress(end=progress.end))
+        slots = SharedSlots(task, host.device)
+        stack.callback(slots.close)
+        try:
+            run.open(stack, request.code)
+            run.load("ModelNew", True, ghost=True)
+            run.share(slots)
+            reference = run.new_weights(perturbed=False)
+            # On some inputs a copy of them, say, is right.
+            for trial in (task.own, *task.families):
+                draw, forward_seed = task.draw(trial.family), task.forward_seed()
+                answer, _ = run.call(draw, forward_seed)
+                run.verify(reference, draw, forward_seed, answer, trial.tight)
+        except SubmissionFailed:
+            return
+    progress.stage, progress.correct = "correctness", False
+    raise SubmissionFailed(
+        "format_violation",
+        "The output stays right when none of your Triton kernels runs: something else computes it. Do the task's work "
+        "in your own kernels.",
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

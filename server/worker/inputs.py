@@ -101,6 +101,30 @@ def _sparse(x: torch.Tensor, generator: torch.Generator) -> None:
     x.view(-1)[index] = 1.0
 
 
+def _rescaled(x: torch.Tensor, generator: torch.Generator) -> None:
+    import torch
+
+    # One factor for all: what is a probability, a distance or a sign stays one up to it.
+    x.mul_(4.0 ** float(torch.empty((), device=x.device).uniform_(-1.0, 1.0, generator=generator)))
+
+
+def _normal(x: torch.Tensor, generator: torch.Generator) -> None:
+    import torch
+
+    mean, scale = torch.empty(2, device=x.device).uniform_(-1.0, 1.0, generator=generator).tolist()
+    x.normal_(mean, 2.0**scale, generator=generator)
+
+
+GENERAL = (
+    InputFamily("rescaled", "the task's own values times a factor between 1/4 and 4, drawn anew each time", _rescaled),
+    InputFamily(
+        "normal", "normal values with a mean between -1 and 1 and a standard deviation between 1/2 and 2", _normal
+    ),
+    InputFamily("signed", "values drawn uniformly from [-32, 32]", _signed),
+    InputFamily("sparse", "zeros, with about one entry in 1024 a standard normal value", _sparse),
+)
+"""What admission tries, in this order, where a task's own inputs cannot tell that an output did no work."""
+
 _ACTIVATION = (
     InputFamily("signed", "values drawn uniformly from [-32, 32]", _signed),
     InputFamily("zeros", "all values zero", _zeros),
@@ -130,6 +154,16 @@ _FAMILIES: dict[str, tuple[InputFamily, ...]] = {
 }
 
 
+def family_named(name: str) -> InputFamily:
+    """The family of this name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    every = [*GENERAL, *(family for families in _FAMILIES.values() for family in families)]
+    return {family.name: family for family in every}[name]
+
+
 def extra_trials(task_id: str) -> list[InputFamily]:
-    """The families that correctness trials of this task include besides the task's own inputs; often none."""
+    """The families that the specification gives this task's trials besides its own inputs; often none."""
     return list(_FAMILIES.get(task_id, ()))

@@ -28,7 +28,14 @@ from server.worker.baselines import BaselineCache, Record
 from server.worker.calls import Host, Progress, TaskUnscorable
 from server.worker.connection import Connection, PeerClosed
 from server.worker.device import Device, create_device
-from server.worker.evaluation import Baseline, Score, evaluate_submission, is_out_of_memory, measure_baseline
+from server.worker.evaluation import (
+    Baseline,
+    Score,
+    check_ghost,
+    evaluate_submission,
+    is_out_of_memory,
+    measure_baseline,
+)
 from server.worker.guard import warm_up
 from server.worker.lease import Cancelled, GpuLease, InfrastructureFault, ServerGone
 from server.worker.process import SubmissionFailed, Zygote
@@ -102,6 +109,7 @@ class Judge:
         verdict.trials_passed, verdict.trials_total = progress.passed, progress.total
         verdict.max_abs_error = progress.max_abs_error
         verdict.phase_seconds = progress.phase_seconds | self._lease.seconds()
+        verdict.judge_unfit = self._zygote.unfit
         self._clean()
         gc.enable()
         return verdict
@@ -152,7 +160,12 @@ class Judge:
             baseline = self._baseline(request, task, key, progress)
         if known is None:
             self._lease.share(need)  # to time the reference, it had the GPU alone
-        return evaluate_submission(request, task, baseline, self._host, progress)
+        score = evaluate_submission(request, task, baseline, self._host, progress)
+        if request.language == "triton":
+            self._lease.share(need)  # it had the GPU alone
+            with progress.phase("ghost"):
+                check_ghost(request, task, self._host, progress)
+        return score
 
     def _task(self, request: Evaluate, key: str, whole_gpu: bool) -> TaskContext:
         if key in self._tasks:

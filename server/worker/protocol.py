@@ -36,6 +36,24 @@ class StartFailed(msgspec.Struct, tag="start_failed"):
     reason: str
 
 
+class TrialPlan(msgspec.Struct):
+    """Inputs that correctness trials use: the task's own ("") or a family's, and for each output the absolute tolerance
+    that replaces the usual one (None: it does not)."""
+
+    family: str
+    atol: list[float | None]
+
+
+class Admission(msgspec.Struct):
+    """Whether a task can be scored, and with which trials. `margin` is between the least error of an output that did no
+    work and what an honest kernel may be off by, on the task's own inputs."""
+
+    admitted: bool
+    reason: str = ""
+    plans: list[TrialPlan] = []
+    margin: float | None = None
+
+
 class Evaluate(msgspec.Struct, tag="evaluate"):
     """server -> judge: score one submission."""
 
@@ -44,6 +62,7 @@ class Evaluate(msgspec.Struct, tag="evaluate"):
     task_source: str
     code: str
     language: str = "triton"
+    plans: list[TrialPlan] = []  # of the task's admission; empty: its own inputs and the specification's families
     trials: int = 5
     atol: float = 1e-2
     rtol: float = 1e-2
@@ -116,6 +135,7 @@ class Verdict(msgspec.Struct, tag="verdict"):
     facts: TaskFacts | None = None
     infra_code: str | None = None
     infra_detail: str = ""  # for the log, never for the client
+    judge_unfit: str = ""  # why the judge must be replaced before it scores another, though this verdict stands
     phase_seconds: dict[str, float] = {}
 
 
@@ -135,11 +155,15 @@ class SlotLayout(msgspec.Struct):
 
 
 class Load(msgspec.Struct, tag="load"):
-    """judge -> candidate: import the submission. `class_name` is ModelNew, or Model for the baseline."""
+    """judge -> candidate: import the submission. `class_name` is ModelNew, or Model for the baseline.
+
+    In a `ghost` no Triton kernel runs.
+    """
 
     path: str
     class_name: str
     guard: bool
+    ghost: bool = False
 
 
 class Loaded(msgspec.Struct, tag="loaded"):
@@ -228,7 +252,7 @@ class Ran(msgspec.Struct, tag="ran"):
     call: int
     elapsed_ms: float
     queued_ms: float
-    spec: list[Any]
+    spec: msgspec.Raw  # for tree.received
     outputs: list[OutputMeta]
 
 
@@ -273,7 +297,7 @@ class Killed(msgspec.Struct, tag="killed"):
 
 
 class Freeze(msgspec.Struct, tag="freeze"):
-    """judge -> zygote: stop (SIGSTOP) the candidate's first process, or every one."""
+    """judge -> zygote: stop (SIGSTOP) the candidate's first process, or every one; answered when they have stopped."""
 
     everything: bool
 
@@ -287,11 +311,13 @@ class Thaw(msgspec.Struct, tag="thaw"):
 
 
 class Exited(msgspec.Struct, tag="exited"):
-    """zygote -> judge: a candidate ended; exactly one of signal and code is set."""
+    """zygote -> judge: a candidate ended; exactly one of signal and code is set. `unstoppable`: the zygote ended it,
+    since it could not be frozen."""
 
     pid: int
     signal: int | None = None
     code: int | None = None
+    unstoppable: bool = False
 
 
 ZygoteRequest = Spawn | KillAll | Freeze | Thaw

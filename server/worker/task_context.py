@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from server.worker import layout, tree
 from server.worker.device import Device
-from server.worker.inputs import InputFamily, extra_trials
+from server.worker.inputs import InputFamily, extra_trials, family_named
 from server.worker.protocol import Evaluate, SlotLayout, TaskFacts
 from server.worker.task_module import TaskError, TaskModule, load_task, seed_all
 from server.worker.weights import Statistics, perturb, restore_statistics, snapshot_statistics, state_schema
@@ -48,6 +48,14 @@ class Reference:
     statistics: Statistics
 
 
+@dataclass(frozen=True)
+class Trial:
+    """Inputs of a trial (None: the task's own) and, for each output, the tolerance that replaces the usual one."""
+
+    family: InputFamily | None
+    tight: tuple[float | None, ...] = ()
+
+
 class TaskContext:
     """What stays of a task between evaluations: no tensors, so that thousands of tasks cost no device memory."""
 
@@ -58,7 +66,8 @@ class TaskContext:
         self.init_spec, init_tensors = tree.flatten(self.module.init_inputs())
         if init_tensors:
             raise TaskError("the task's get_init_inputs returns tensors, which is not supported")
-        self.families: list[InputFamily] = extra_trials(request.task_id)
+        self.own, self.families = _plans(request)
+        """How the answers on the task's own inputs are compared, and what other inputs trials have."""
         self.draws_in_forward = False
         self._measure()
 
@@ -149,9 +158,17 @@ class TaskContext:
         return states
 
 
+def _plans(request: Evaluate) -> tuple[Trial, list[Trial]]:
+    """The admission's trials, or the specification's for a task that no table knows."""
+    plans = [Trial(family_named(p.family) if p.family else None, tuple(p.atol)) for p in request.plans]
+    plans = plans or [Trial(None), *(Trial(family) for family in extra_trials(request.task_id))]
+    own = next((plan for plan in plans if plan.family is None), Trial(None))
+    return own, [plan for plan in plans if plan.family is not None]
+
+
 def task_key(request: Evaluate) -> str:
     """What a task's cached context and baseline belong to."""
-    return hashlib.sha256(f"{request.task_id}\0{request.task_source}".encode()).hexdigest()
+    return hashlib.sha256(f"{request.task_id}\0{request.task_source}\0{request.plans}".encode()).hexdigest()
 
 
 def _entry_layout(shape: tuple[int, ...], dtype: str) -> SlotLayout:

@@ -126,5 +126,13 @@ def submission(samples: Sequence[Sample], overhead_ms: float, agreement: Agreeme
     event = max(claimed, MIN_EVENT_MS)
     tolerance_ms = agreement.tolerance_ms(event, overhead_ms)
     if claimed > 0 and wall <= event + tolerance_ms:
-        return Timing(event, _spread(events), len(events), "event", event, wall, tolerance_ms)
+        return Timing(
+            event,
+            _spread([max(claim, MIN_EVENT_MS) for claim in events]),
+            len(events),
+            "event",
+            event,
+            wall,
+            tolerance_ms,
+        )
     return Timing(max(wall, event) + tolerance_ms, _spread(walls), len(walls), "wall", event, wall, tolerance_ms)

@@ -21,6 +21,7 @@ MAX_DEPTH = 32
 MAX_NODES = 10_000
 MAX_DIMS = 32
 MAX_TENSOR_BYTES = 1 << 45
+MAX_SPEC_BYTES = 128 << 10  # as a message; MAX_NODES numbers fit in, and reading it takes a few milliseconds
 CHUNK_ELEMENTS = 1 << 24  # of one chunk: 64 MiB of float32, so the few temporaries of a comparison stay small
 
 Spec = list[Any]
@@ -180,6 +181,64 @@ def validate(spec: Any, tensor_count: int) -> None:
     visit(spec, 0)
     if seen != tensor_count:
         raise TreeError(f"the structure names {seen} tensors, and {tensor_count} came with it")
+
+
+class _Tuple(msgspec.Struct, tag="t", array_like=True, forbid_unknown_fields=True, gc=False):
+    parts: list[_Node]
+
+
+class _List(msgspec.Struct, tag="l", array_like=True, forbid_unknown_fields=True, gc=False):
+    parts: list[_Node]
+
+
+class _Dict(msgspec.Struct, tag="d", array_like=True, forbid_unknown_fields=True, gc=False):
+    entries: list[tuple[str, _Node]]
+
+
+class _Scalar(msgspec.Struct, tag="v", array_like=True, forbid_unknown_fields=True, gc=False):
+    value: Scalar
+
+
+class _Tensor(msgspec.Struct, tag="x", array_like=True, forbid_unknown_fields=True, gc=False):
+    index: int
+
+
+_Node = _Tuple | _List | _Dict | _Scalar | _Tensor
+_decoder = msgspec.msgpack.Decoder(_Node)
+
+
+def packed(spec: Spec) -> msgspec.Raw:
+    """A spec as it is sent to somebody who reads it with `received`."""
+    return msgspec.Raw(msgspec.msgpack.encode(spec))
+
+
+def received(message: msgspec.Raw, tensor_count: int) -> Spec:
+    """The spec that somebody else sent: nothing but the grammar of this module is ever made of it.
+
+    Raises:
+        TreeError: it is malformed, beyond the bounds, or not valid for so many tensors.
+    """
+    if memoryview(message).nbytes > MAX_SPEC_BYTES:
+        raise TreeError(f"the structure takes more than {MAX_SPEC_BYTES} bytes")
+    try:
+        node = _decoder.decode(message)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise TreeError(f"the structure is malformed: {error}") from error
+    spec = _plain(node, 0, [0])
+    validate(spec, tensor_count)
+    return spec
+
+
+def _plain(node: _Node, depth: int, nodes: list[int]) -> Spec:
+    nodes[0] += 1
+    _bound(depth, nodes[0])
+    if isinstance(node, _Tensor):
+        return ["x", node.index]
+    if isinstance(node, _Scalar):
+        return ["v", node.value]
+    if isinstance(node, _Dict):
+        return ["d", [[key, _plain(part, depth + 1, nodes)] for key, part in node.entries]]
+    return ["t" if isinstance(node, _Tuple) else "l", [_plain(part, depth + 1, nodes) for part in node.parts]]
 
 
 def scalars(spec: Spec) -> list[tuple[str, Scalar]]:

@@ -104,6 +104,7 @@ _PROCESS = "reference and expected outputs exist in the judge alone"
 _VALUES = "element-wise comparison in the judge"
 _WEIGHTS = "perturbed weights"
 _GUARD = "dispatch guard"
+_GHOST = "a run without the submission's kernels must be wrong"
 _CLOCK = "the judge's clock"
 _FRAMES = "bounded, typed frames and secret call numbers"
 _SNAPSHOT = "the answer is copied before the clock stops"
@@ -184,12 +185,12 @@ ATTACKS: tuple[Attack, ...] = (
     _attack("061", "51", SOFTMAX, _CLOCK, must="not_paid_more", static=True),
     _attack("062", "51", SOFTMAX, _CLOCK, must="not_paid_more", on=GPU, static=True),
     _attack("063", "52", SOFTMAX, _CLOCK, must="not_paid_more", on=GPU, static=True),
-    _attack("064", "own", SOFTMAX, _LIBRARY, static=True, open=_LIBRARY),
-    _attack("065", "own", SOFTMAX, _LIBRARY, static=True, open=_LIBRARY),
-    _attack("066", "own", SOFTMAX, _LIBRARY, static=True, open=_LIBRARY),
-    _attack("067", "25", SOFTMAX, _LIBRARY, open=_LIBRARY, static=True),
-    _attack("068", "26", MATMUL, _LIBRARY, open=_LIBRARY, static=True),
-    _attack("069", "own", SOFTMAX, _LIBRARY, on=CPU, open=_LIBRARY),
+    _attack("064", "own", SOFTMAX, _GHOST, static=True),
+    _attack("065", "own", SOFTMAX, _GHOST, static=True),
+    _attack("066", "own", SOFTMAX, _GHOST, static=True),
+    _attack("067", "25", SOFTMAX, _GHOST, static=True),
+    _attack("068", "26", MATMUL, _GHOST, static=True),
+    _attack("069", "own", SOFTMAX, _GHOST, on=CPU),
     _attack("070", "own", SOFTMAX, _POISON, static=True),
     # -------------------------------------------------- early and late work, phases
     _attack("071", "36", SOFTMAX, _SNAPSHOT, static=True),
@@ -271,8 +272,8 @@ ATTACKS: tuple[Attack, ...] = (
     _attack("210", "11", SOFTMAX, "the driver clears memory between processes", on=GPU),
     _attack("211", "15", SOFTMAX, "every slot is an allocation of its own", on=GPU),
     _attack("212", "own", SOFTMAX, "the judge allocates first", on=GPU),
-    _attack("213", "9", SOFTMAX, _LIBRARY, on=GPU, static=True, open=_LIBRARY),
-    _attack("214", "24", SOFTMAX, _LIBRARY, on=GPU, static=True, open=_LIBRARY),
+    _attack("213", "9", SOFTMAX, _GHOST, on=GPU, static=True),
+    _attack("214", "24", SOFTMAX, _GHOST, on=GPU, static=True),
     _attack("215", "23", MATMUL, _LIBRARY, language="cuda", on=GPU, static=True, open=_LIBRARY),
     _attack("216", "69", MATMUL, _LIBRARY, language="cuda", on=GPU, open=_LIBRARY),
     _attack("217", "36", RELU, _SNAPSHOT, language="cuda", on=GPU),
