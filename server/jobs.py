@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from server.evaluator import EvalResult
 from server.worker.protocol import DeviceInfo, Evaluate, Verdict
+
+# How often an idle worker looks after its judge.
+_LOOK_S = 1.0
 
 
 @dataclass
@@ -54,15 +58,15 @@ class Queue:
             self._jobs.appendleft(job) if front else self._jobs.append(job)
             self._changed.notify_all()
 
-    def take(self, worker: int) -> Job | None:
-        """The next job for this worker; None when the pool closes."""
+    def take(self, worker: int, lives: Callable[[], bool] = lambda: True) -> Job | None:
+        """The next job for this worker; None when the pool closes, or when the judge does not live any more."""
         with self._changed:
-            while not self._closed:
+            while not self._closed and lives():
                 for job in self._jobs:
                     if worker not in job.avoid or not (self._workers - job.avoid):
                         self._jobs.remove(job)
                         return job
-                self._changed.wait()
+                self._changed.wait(_LOOK_S)
             return None
 
     def remove(self, job: Job) -> bool:

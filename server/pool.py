@@ -50,7 +50,10 @@ MAX_ATTEMPTS = 2
 START_TIMEOUT_S = 180.0
 # A judge that does not answer a cancellation, or a deadline that has passed, within this long is replaced.
 GRACE_S = 20.0
+JUDGE_EXIT_S = 8.0
 BUDGET_MARGIN_S = 5.0
+# The judge knows better than this process whose fault it is that the time is up.
+VERDICT_GRACE_S = 3.0
 _POLL_S = 0.5
 _MAX_BACKOFF_S = 30.0
 # What every judge takes for itself, and how much of what remains is handed out.
@@ -64,10 +67,11 @@ class _Worker:
     """One judge and the thread that owns it."""
 
     def __init__(
-        self, number: int, gpu: int | None, judges: int, queue: Queue, lease: Lease, settings: Settings
+        self, number: int, gpu: int | None, judges: int, queue: Queue, lease: Lease, settings: Settings, module: str
     ) -> None:
         self.number = number
         self.gpu = gpu
+        self._module = module
         self._judges = judges
         self._lease = lease
         self._settings = settings
@@ -81,6 +85,7 @@ class _Worker:
         self._base: str | None = None
         self._connection: Connection | None = None
         self._sending = threading.Lock()
+        self._stopping = threading.Lock()
         self._job: Job | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"worker-{number}", daemon=True)
@@ -147,7 +152,7 @@ class _Worker:
         """Give the judge jobs until it is no longer healthy or the pool closes."""
         while not self._closing.is_set():
             self.state = "idle"
-            job = self._queue.take(self.number)
+            job = self._queue.take(self.number, self._judge_lives)
             if job is None:
                 return
             if job.cancelled_at is not None:
@@ -165,8 +170,15 @@ class _Worker:
                     self._queue.put(job, front=True)
                     return
             resolve(job, verdict, self.device)
-            if not healthy:
+            if verdict.judge_unfit:
+                self.faults += 1
+                print(f"worker {self.number}: its judge is replaced: {verdict.judge_unfit}", file=sys.stderr)
+            if not healthy or verdict.judge_unfit:
                 return
+
+    def _judge_lives(self) -> bool:
+        process = self._process
+        return process is not None and process.poll() is None
 
     def _evaluate(self, job: Job) -> Verdict:
         """The judge's verdict, or one of ours when it is lost."""
@@ -216,6 +228,7 @@ class _Worker:
         self.state = "starting"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = dict(os.environ, PYTORCH_NVML_BASED_CUDA_CHECK="1")
+        environment.pop("KERNEL_ENV_TOKEN", None)
         root = str(Path(__file__).resolve().parent.parent)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
         if self.gpu is not None:
@@ -225,7 +238,7 @@ class _Worker:
         try:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "server.worker.judge", str(theirs.fileno())),
+                    *(sys.executable, "-m", self._module, str(theirs.fileno())),
                     *("cpu" if self.gpu is None else "cuda", self._base),
                     *(str(self._settings.cache_dir.expanduser()), str(self._judges)),
                 ],
@@ -258,34 +271,39 @@ class _Worker:
 
     def _stop_judge(self) -> None:
         """Close the judge's socket, on which it ends its children and itself; kill it when it does not."""
-        self._lease.leave(self.number)
-        with self._sending:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-        if self._process is not None:
-            try:
-                self._process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            # The zygote is of its group, and ends by itself unless it was stopped or hangs.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process = None
-        if self._base is not None:
-            remove_tree(self._base)
-            self._base = None
+        with self._stopping:
+            self._lease.leave(self.number)
+            with self._sending:
+                connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+            if self._process is not None:
+                try:
+                    self._process.wait(JUDGE_EXIT_S)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+                # The zygote is of its group, and ends by itself unless it was stopped or hangs.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process = None
+            if self._base is not None:
+                remove_tree(self._base)
+                self._base = None
 
 
 class PoolEvaluator:
     """The `gpu` and `cpu` evaluators."""
+
+    judge_module = "server.worker.judge"
+    """What a judge's process runs."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.name = settings.evaluator
         self._queue = Queue()
         self._workers: list[_Worker] = []
+        self._leases: dict[int | None, Lease] = {}
         self._closed = False
 
     @property
@@ -308,9 +326,9 @@ class PoolEvaluator:
                 )
         gpus: list[int | None] = list(self._settings.gpus) if self.name == "gpu" else [None]
         per_gpu = _judges_per_device(self._settings, len(gpus))
-        leases = {gpu: Lease() for gpu in gpus}
+        self._leases = leases = {gpu: Lease() for gpu in gpus}
         self._workers = [
-            _Worker(number, gpu, per_gpu * len(gpus), self._queue, leases[gpu], self._settings)
+            _Worker(number, gpu, per_gpu * len(gpus), self._queue, leases[gpu], self._settings, self.judge_module)
             for number, gpu in enumerate(gpus * per_gpu)
         ]
         for worker in self._workers:
@@ -333,7 +351,8 @@ class PoolEvaluator:
                 return self._drop(job, "queue_timeout", "no worker became free in time")
             try:
                 remaining_s = job.deadline - time.monotonic()
-                return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(job.result)), max(0.0, remaining_s))
+                limit_s = max(0.0, remaining_s) + VERDICT_GRACE_S
+                return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(job.result)), limit_s)
             except TimeoutError:
                 return self._drop(job, "step_deadline", "the evaluation did not end within the step's deadline")
         except asyncio.CancelledError:
@@ -354,6 +373,15 @@ class PoolEvaluator:
             "evaluator": self.name,
             "workers": [worker.status() for worker in self._workers],
             "queue_depth": len(self._queue),
+            "leases": [
+                {
+                    "gpu": gpu,
+                    "holders": lease.holders(),
+                    "used_seconds": lease.used_seconds(),
+                    "age_seconds": lease.age_seconds(),
+                }
+                for gpu, lease in self._leases.items()
+            ],
         }
 
     def close(self) -> None:

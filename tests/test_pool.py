@@ -90,6 +90,17 @@ def test_a_lost_process_of_ours_is_replaced_and_the_submission_scored(pool: Pool
 
 
 @pool_test
+def test_a_judge_that_dies_idle_is_replaced_before_it_is_needed(pool: Pool) -> None:
+    until(lambda: pool.evaluator.status()["workers"][0]["state"] == "idle")
+    judge = pool.judge_pid()
+    assert judge is not None
+    os.kill(judge, signal.SIGKILL)
+    until(lambda: pool.judge_pid() not in (judge, None) and pool.evaluator.status()["workers"][0]["state"] == "idle")
+    evaluated = pool.score(GOOD)
+    assert (evaluated.verdict.outcome, evaluated.attempts) == ("scored", 1)
+
+
+@pool_test
 def test_a_submission_that_is_lost_twice_is_a_fault_of_ours(pool: Pool) -> None:
     with in_background(pool, ENDLESS) as result:
         for _ in range(2):
@@ -113,8 +124,7 @@ def test_the_steps_deadline_frees_the_worker(pool: Pool) -> None:
     with in_background(pool, ENDLESS, deadline_s=1.0) as result:
         candidate = running(pool)
         evaluated = result.result(WAIT_S)
-    assert evaluated.verdict.infra_code == InfraCode.STEP_DEADLINE
-    assert evaluated.verdict.outcome == "infrastructure"
+    assert (evaluated.verdict.outcome, evaluated.verdict.infra_code) == ("timeout", None), "it had the time to itself"
     after = pool.score(GOOD)
     assert (after.verdict.outcome, after.attempts) == ("scored", 1)
     assert pool.judge_pid() == judge, "the judge is as good as before"
@@ -130,7 +140,7 @@ def test_the_wait_for_a_worker_has_a_limit(pool: Pool, monkeypatch: pytest.Monke
         assert evaluated.verdict.infra_code == InfraCode.QUEUE_TIMEOUT
         assert evaluated.queue_s >= 0.2
         assert pool.evaluator.status()["queue_depth"] == 0, "it does not wait any more"
-        assert first.result(WAIT_S).verdict.infra_code == InfraCode.STEP_DEADLINE
+        assert first.result(WAIT_S).verdict.outcome == "timeout"
 
 
 @pool_test
@@ -322,6 +332,15 @@ def test_a_submission_that_is_slow_in_every_call_is_the_models(pool: Pool) -> No
     assert (verdict.outcome, verdict.infra_code) == ("timeout", None)
     assert "too slow" in verdict.feedback
     assert pool.score(GOOD).verdict.outcome == "scored"
+
+
+@NEEDS_CPU_EVALUATOR
+@pytest.mark.parametrize("where", ["top", "forward"])
+def test_a_submission_that_hangs_is_the_models_whatever_the_deadline(pool: Pool, where: str) -> None:
+    """A fault of ours would cost it nothing, and it could be sent again for ever."""
+    pool.score(GOOD)
+    verdict = pool.score(softmax(**{where: "time.sleep(1000)"}), deadline_s=5.0).verdict
+    assert (verdict.outcome, verdict.infra_code) == ("timeout", None)
 
 
 DEEP_TREE = """

@@ -22,7 +22,7 @@ if sys.platform != "linux" or os.geteuid() != 0:
 from server.evaluator import EvaluatorUnavailable
 from server.pool import PoolEvaluator
 from server.settings import Settings
-from server.worker import level, process, sandbox, view
+from server.worker import level, process, users, view
 from server.worker.lease import InfrastructureFault
 from server.worker.process import CandidateProcess
 from server.worker.protocol import Spawn
@@ -37,6 +37,7 @@ from tests.sandbox_hosts import (
     SAME_UID,
     TIMEOUT_S,
     UNPRIVILEGED,
+    USER,
     Host,
     no_lease,
     popen_on,
@@ -81,7 +82,7 @@ def test_cannot_become_root(kind):
 @everywhere
 def test_environment_holds_nothing_of_the_server(kind):
     names = start(kind).run("result = sorted(os.environ)")
-    private = {"HOME", "TMPDIR", "XDG_CACHE_HOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LC_CTYPE"}
+    private = {"HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CACHE_HOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LC_CTYPE"}
     allowed = {*process.candidate_environment("cpu", None), *private}
     assert isinstance(names, list)
     assert {name for name in names if not name.startswith(("TRITON_", "TORCH", "CUDA_"))} <= allowed
@@ -160,7 +161,7 @@ import ctypes, json, os, sys
 from server.worker.view import View
 seen, hidden, shown, work = json.loads(sys.argv[1])
 assert ctypes.CDLL(None).unshare(0x00020000) == 0
-View(tuple(hidden), tuple(shown)).mount(work, fresh_proc=False)
+View(tuple(hidden), tuple(shown)).mount(work, 1 << 26, fresh_proc=False)
 print(json.dumps([path for path in seen if os.path.exists(path)]))
 """
 
@@ -252,13 +253,50 @@ def test_a_candidate_that_cannot_be_confined_is_a_fault_of_ours(tmp_path):
 
 def test_two_judges_have_two_users():
     with_one = start(FULL).uid
-    uid, claim = sandbox.claim_uid()
+    uid, claim = users.claim_uid()
     with claim:
         assert uid != with_one
-        assert sandbox.FIRST_UID <= uid <= sandbox.LAST_UID
-        other, second = sandbox.claim_uid()
+        assert users.FIRST_UID <= uid <= users.LAST_UID
+        other, second = users.claim_uid()
         second.close()
         assert other not in (uid, with_one)
+
+
+TAKE_USERS = """
+import errno, fcntl
+held, result = [], []
+for uid in range(first, last + 1):
+    held.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    held[-1].bind(f"\\0kernel_env-candidate-{uid}")
+for directory in ("/run/kernel_env", "/tmp/kernel_env-users"):
+    for uid in range(first, last + 1):
+        try:
+            lock = open(f"{directory}/{uid}.lock", "rb")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            result.append(lock.name)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.ENOENT):
+                raise
+"""
+
+
+@pytest.mark.parametrize("kind", (CONTAINER, BARE), ids=lambda kind: kind.name)
+def test_a_candidate_cannot_take_the_users_of_other_judges(kind):
+    def claim(locked: object) -> object:
+        users.claim_uid()[1].close()
+        return locked
+
+    assert start(kind).run(TAKE_USERS, claim, first=users.FIRST_UID, last=users.LAST_UID) == []
+
+
+def test_a_directory_for_the_locks_that_somebody_else_made_is_not_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(users.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(users, "_MAIN_DIRECTORY", str(tmp_path / "missing" / "run"))
+    (tmp_path / "kernel_env-users").mkdir(mode=0o700)
+    users.claim_uid()[1].close()
+    os.chown(tmp_path / "kernel_env-users", USER, USER)
+    with pytest.raises(PermissionError, match="root's own"):
+        users.claim_uid()
 
 
 def test_a_device_that_works_in_no_sandbox_is_said():

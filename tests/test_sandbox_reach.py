@@ -244,6 +244,7 @@ result = {
     "clone3": error(435, 0, 0),
     "sockets": [error(socket_, family, 2, 0) for family in (2, 10, 16, 17, 38, 40)],
     "unix": error(socket_, 1, 1, 0),
+    "waking a child": error(clone, signal.SIGCONT, 0, 0, 0, 0),
 }
 """
     clone, socket_ = (56, 41) if X86 else (220, 198)
@@ -252,7 +253,29 @@ result = {
         "clone3": errno.ENOSYS,
         "sockets": [errno.EPERM] * 6,
         "unix": 0,
+        "waking a child": errno.EPERM,
     }
+
+
+@filtered
+def test_system_calls_denied_with_one_value(kind):
+    """No other process or thread has the number, so that what is let through fails in the kernel."""
+    column = 0 if X86 else 1
+    calls = {name: [entry[0][column], entry[1], int(entry[2])] for name, entry in seccomp.DENIED_WITH.items()}
+    body = """
+result = {}
+for name, (number, argument, value) in calls.items():
+    result[name] = []
+    for tried in (value, 0):
+        arguments = [2**31 - 1] * 6
+        arguments[argument] = tried
+        result[name].append(ctypes.get_errno() if libc.syscall(number, *arguments) == -1 else 0)
+"""
+    answer = start(kind).run(body, calls=calls)
+    assert isinstance(answer, dict) and list(answer) == list(calls)
+    for name, (denied, other) in answer.items():
+        assert denied == errno.EPERM, name
+        assert other != errno.EPERM, name
 
 
 def test_the_other_system_call_tables_are_fatal():

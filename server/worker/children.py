@@ -17,6 +17,8 @@ import time
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWPID = 0x20000000
 _ALL_FDS = 1 << 20
+# How long stopping all processes of a candidate, and ending them, may take.
+_PATIENCE_S = 30.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -114,24 +116,40 @@ class Children:
         return self._namespace.fork()
 
     def freeze(self, only: int | None) -> None:
-        """SIGSTOP the process `only`, or every process of the candidate."""
-        stopped: set[int] = set()
-        # What is forked while this goes on is found in the next round.
-        while pids := {only} - stopped if only is not None else self._pids() - stopped:
-            for pid in pids:
+        """SIGSTOP the process `only`, or every process of the candidate, and wait until they have stopped.
+
+        Raises:
+            TimeoutError: they do not: they wake one another where no filter forbids it.
+        """
+        end = time.monotonic() + _PATIENCE_S
+        if only is None and self._uid is not None:
+            # Reaches all at one moment, also one that is always gone, with a child left, before it is found in /proc.
+            signal_user(self._uid, signal.SIGSTOP)
+        signalled: set[int] = set()
+        # What was forked while this went on is found in the next round.
+        while moving := [pid for pid in self._pids(only) if not _has_stopped(pid, pid in signalled)]:
+            if time.monotonic() > end:
+                raise TimeoutError("processes of a candidate could not be stopped")
+            for pid in moving:
                 _signal(pid, signal.SIGSTOP)
-            stopped |= pids
+            signalled.update(moving)
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """SIGCONT for all of them."""
-        for pid in self._pids():
+        if self._uid is not None:
+            signal_user(self._uid, signal.SIGCONT)
+            return
+        for pid in self._pids(None):
             _signal(pid, signal.SIGCONT)
 
-    def _pids(self) -> set[int]:
+    def _pids(self, only: int | None) -> set[int]:
+        if only is not None:
+            return {only}
         init = {self._namespace.init} if self._namespace is not None else set()
         return set(descendants(os.getpid())) - init
 
-    def end(self, deadline_s: float = 30.0) -> None:
+    def end(self, deadline_s: float = _PATIENCE_S) -> None:
         """SIGKILL and reap everything until nothing is left.
 
         Raises:
@@ -157,21 +175,22 @@ class Children:
             for pid in pids:
                 _signal(pid, number)
         if self._uid is not None:
-            kill_user(self._uid)
+            signal_user(self._uid, signal.SIGKILL)
 
 
 def descendants(root: int) -> list[int]:
     """Every live process below `root`, from /proc."""
     parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/stat", "rb") as handle:
-                fields = handle.read().rsplit(b")", 1)[1].split()
-        except (OSError, IndexError):
-            continue
-        parents[int(entry)] = int(fields[1])
+    unread = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+    while unread:
+        before = {pid: parents.pop(pid, 0) for pid in unread}
+        for pid in unread:
+            fields = _stat(f"/proc/{pid}/stat")
+            if fields:
+                parents[pid] = int(fields[1])
+        # One whose parent has ended meanwhile has another now. (The parent of a hidden one is missing for ever.)
+        changed = {pid for pid in unread if parents.get(pid, 0) != before[pid]}
+        unread = {pid for pid in changed if parents[pid] != 0 and parents[pid] not in parents}
     below: set[int] = set()
     frontier = {root}
     while frontier:
@@ -180,7 +199,28 @@ def descendants(root: int) -> list[int]:
     return sorted(below)
 
 
-def kill_user(uid: int) -> None:
+def _stat(path: str) -> list[bytes]:
+    """State, parent, ... of a process or thread; empty when it is gone."""
+    with contextlib.suppress(OSError, IndexError), open(path, "rb") as handle:
+        return handle.read().rsplit(b")", 1)[1].split()
+    return []
+
+
+def _has_stopped(pid: int, signalled: bool) -> bool:
+    """Whether all threads are stopped or gone.
+
+    One that was `signalled` may also be in the middle of a wait in the kernel that a signal does not end, such as for a
+    child of vfork: it stops before it comes back, and a fork of its fails.
+    """
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    still = (b"T", b"t", b"Z", b"X", b"D") if signalled else (b"T", b"t", b"Z", b"X")
+    return all((_stat(f"/proc/{pid}/task/{thread}/stat") or still)[0] in still for thread in threads)
+
+
+def signal_user(uid: int, number: int) -> None:
     """kill(-1) as the candidate's user: reaches processes that left the tree, and nobody else's."""
     pid = os.fork()
     if pid == 0:
@@ -188,7 +228,7 @@ def kill_user(uid: int) -> None:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            os.kill(-1, signal.SIGKILL)
+            os.kill(-1, number)
         except OSError:
             pass
         finally:

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 from server.worker.connection import Connection, DeadlineExceeded, PeerClosed, PeerViolation
@@ -39,7 +40,10 @@ T = TypeVar("T")
 OUTPUT_LIMIT = 16 << 20
 _OUTPUT_KEPT = 2000
 _START_TIMEOUT_S = 120.0
-_KILL_TIMEOUT_S = 60.0
+_FREEZE_TIMEOUT_S = 60.0
+# To end a candidate and all it started. Less, but as much as the second, where the evaluation must be over before.
+_KILL_TIMEOUT_S = 20.0
+_MIN_KILL_TIMEOUT_S = 3.0
 # A thousand parameters' names fit in; decoding a message made to be slow takes the square of its length.
 _REPLY_LIMIT = 512 << 10
 
@@ -95,7 +99,8 @@ def candidate_environment(kind: str, capability: str | None) -> dict[str, str]:
 class Zygote:
     """The fork server's process, seen from the judge. Raises InfrastructureFault when it is lost.
 
-    `sandbox` is the level its candidates get, `uid` the user they run as (None: this one's).
+    `sandbox` is the level its candidates get, `uid` the user they run as (None: this one's). `unfit` says, when it is
+    not empty, why no other candidate can be had from it.
     """
 
     def __init__(self, kind: str, capability: str | None) -> None:
@@ -109,6 +114,8 @@ class Zygote:
         theirs.close()
         self.connection = Connection(ours, ZygoteReply)
         self.exited: Exited | None = None
+        self.unfit = ""
+        self.pid = 0
         ready = self._expect(ZygoteReady, _START_TIMEOUT_S)
         if ready.error is not None:
             self.close()
@@ -116,19 +123,27 @@ class Zygote:
         self.sandbox, self.uid = ready.sandbox, ready.uid
 
     def spawn(self, request: Spawn, control: socket.socket, output: int) -> None:
+        if self.unfit:
+            raise InfrastructureFault("zygote_lost", self.unfit)
         self.exited = None
         self._send(request, [control.fileno(), output])
-        self._expect(Spawned, _START_TIMEOUT_S)
+        self.pid = self._expect(Spawned, _START_TIMEOUT_S).pid
 
-    def kill_all(self) -> None:
-        """End and reap every process below the zygote."""
-        self._send(KillAll(), [])
-        self._expect(Killed, _KILL_TIMEOUT_S)
+    def kill_all(self, timeout_s: float) -> None:
+        """End and reap every process below the zygote; sets `unfit` when that fails, and raises nothing.
+
+        What has been found out about the submission is true all the same.
+        """
+        try:
+            self._send(KillAll(), [])
+            self._expect(Killed, timeout_s)
+        except InfrastructureFault as fault:
+            self.unfit = f"a submission's processes could not be ended: {fault.detail}"
 
     def freeze(self, everything: bool) -> None:
         """Stop the candidate's first process, or all of them."""
         self._send(Freeze(everything), [])
-        self._expect(Frozen, _KILL_TIMEOUT_S)
+        self._expect(Frozen, _FREEZE_TIMEOUT_S)
 
     def thaw(self) -> None:
         """Let them go on."""
@@ -205,6 +220,7 @@ class CandidateProcess:
         os.set_blocking(self._output, False)
         self._printed = 0
         self._head = b""
+        self._oom_kills_before = _oom_kills()
         self._poll = select.poll()
         try:
             zygote.spawn(spawn, theirs, write_end)
@@ -228,7 +244,8 @@ class CandidateProcess:
         self._lease.candidate = None
         self._connection.close()
         os.close(self._output)
-        self._zygote.kill_all()
+        left_s = self._end - time.monotonic()
+        self._zygote.kill_all(max(_MIN_KILL_TIMEOUT_S, min(left_s, _KILL_TIMEOUT_S)))
 
     def freeze(self) -> None:
         """Stop it (SIGSTOP) until `thaw`."""
@@ -345,11 +362,29 @@ class CandidateProcess:
         exited = self._zygote.exited
         if exited is None:
             raise SubmissionFailed("protocol_error", "The submission's process closed its connection to the judge.")
+        if exited.unstoppable:
+            raise SubmissionFailed(
+                "crashed",
+                "The submission's processes would not stop while the GPU was another's, and were ended.",
+            )
+        if exited.signal == signal.SIGKILL and _oom_kills() > self._oom_kills_before:
+            raise SubmissionFailed(
+                "out_of_memory", "The submission's process was ended by the kernel, because the host's memory ran out."
+            )
         if exited.signal is not None:
             raise SubmissionFailed("crashed", f"The submission's process was ended by {_signal_name(exited.signal)}.")
         raise SubmissionFailed(
             "exited", f"The submission ended its own process with exit code {exited.code} before it returned a result."
         )
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has ended for want of memory since the host was started."""
+    with suppress(OSError), open("/proc/vmstat") as lines:
+        for line in lines:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def _signal_name(number: int) -> str:

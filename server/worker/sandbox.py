@@ -14,15 +14,16 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import IO
 
 from server.worker import landlock, level, seccomp
-from server.worker.children import Children, kill_user
+from server.worker.children import Children, signal_user
 from server.worker.level import IPC, LANDLOCK, MOUNT, NET, PID, SCOPE, SECCOMP, UID
+from server.worker.users import claim_uid
 from server.worker.view import SHARED_MEMORY, WORKDIR, View
 
 _PR_SET_PDEATHSIG = 1
@@ -36,13 +37,11 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _CLONE_NEWUSER = 0x10000000
 _NAMESPACES = {MOUNT: 0x00020000, IPC: 0x08000000, NET: 0x40000000}
 
-# One user for each judge on the host, so that killing by user, and limits by user, reach one candidate only. From a
-# range that systemd's table of users (UIDS-GIDS.md) leaves to nobody.
-FIRST_UID = 60800
-LAST_UID = FIRST_UID + 63
 MAX_FILE_BYTES = 4 << 30
 MAX_OPEN_FILES = 8192
 MAX_TASKS = 2048
+# Of a candidate's memory, for what its files in memory may take.
+_FILES_SHARE = 4
 _PROBE_MEMORY_BYTES = 4 << 30
 _PROBE_TIMEOUT_S = 30
 
@@ -69,23 +68,16 @@ def make_undumpable() -> None:
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
-def claim_uid() -> tuple[int, socket.socket]:
-    """A user that no other judge of this host uses, for as long as the socket is open.
+def _be_the_first_to_go() -> None:
+    """When memory runs out the kernel ends candidates, and neither the judge nor the server.
 
-    Raises:
-        OSError: all are in use.
+    Memory that no limit of a process counts, such as shared memory, has no other bound. Only a process with
+    CAP_SYS_RESOURCE may take this back, if one with it said so: therefore before that is dropped.
     """
-    for uid in range(FIRST_UID, LAST_UID + 1):
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            claim.bind(f"\0kernel_env-candidate-{uid}")
-        except OSError as error:
-            claim.close()
-            if error.errno != errno.EADDRINUSE:
-                raise
-        else:
-            return uid, claim
-    raise OSError(errno.EUSERS, f"the users {FIRST_UID} to {LAST_UID} are all in use by judges")
+    _prctl(_PR_SET_DUMPABLE, 1)  # or the file is root's
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    make_undumpable()
 
 
 @dataclass(frozen=True)
@@ -114,13 +106,14 @@ class Sandbox:
             OSError: a step that the level promises failed.
         """
         os.setsid()
+        _be_the_first_to_go()
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         flags = sum(flag for name, flag in _NAMESPACES.items() if name in self.features)
         if flags and _libc.unshare(flags) != 0:
             raise OSError(ctypes.get_errno(), "unshare")
         seen = workdir
         if MOUNT in self.features:
-            self.view.mount(workdir, fresh_proc=PID in self.features)
+            self.view.mount(workdir, memory_bytes // _FILES_SHARE, fresh_proc=PID in self.features)
             seen = WORKDIR
         # While directories that are closed to the candidate's user can still be opened.
         if LANDLOCK in self.features:
@@ -166,7 +159,7 @@ class Sandbox:
         if self.uid is not None and not {MOUNT, LANDLOCK} & self.features:
             self.view.sweep(self.uid)
 
-    def verify(self, workdir_inode: int) -> None:
+    def verify(self) -> None:
         """Check from inside, without the calls that made them, that the features are in force.
 
         Raises:
@@ -176,7 +169,7 @@ class Sandbox:
             status = dict(line.rstrip("\n").split(":\t", 1) for line in lines if ":\t" in line)
         held = {
             UID: os.getresuid() == (self.uid,) * 3 and os.getgroups() == [],
-            MOUNT: os.stat(WORKDIR).st_ino == workdir_inode and not os.path.exists(__file__),
+            MOUNT: os.stat(WORKDIR).st_uid == os.getuid() and not os.path.exists(__file__),
             PID: {name for name in os.listdir("/proc") if name.isdigit()} <= {"1", str(os.getpid())},
             LANDLOCK: not _opens(__file__),
             SECCOMP: _libc.personality(ctypes.c_ulong(0xFFFFFFFF)) == -1,
@@ -229,6 +222,9 @@ def _use_private_directories(workdir: str) -> None:
     os.environ.update(
         {
             "HOME": workdir,
+            # Its user has no account to ask for a name.
+            "USER": "submission",
+            "LOGNAME": "submission",
             "TMPDIR": workdir,
             "TRITON_CACHE_DIR": f"{workdir}/triton",
             "TRITON_HOME": workdir,
@@ -263,7 +259,6 @@ def _attempt(sandbox: Sandbox, use: Callable[[], object]) -> str | None:
     try:
         if sandbox.uid is not None:
             os.chown(workdir, sandbox.uid, sandbox.uid)
-        inode = os.stat(workdir).st_ino
         pid = children.fork()
         if pid == 0:
             answer = b"ok"
@@ -272,7 +267,7 @@ def _attempt(sandbox: Sandbox, use: Callable[[], object]) -> str | None:
                 os.dup2(write_end, 3)
                 close_inherited()
                 sandbox.enter(workdir, _PROBE_MEMORY_BYTES)
-                sandbox.verify(inode)
+                sandbox.verify()
                 use()
             except BaseException as error:
                 answer = f"{type(error).__name__}: {error}"[:2000].encode()
@@ -299,8 +294,8 @@ def _nothing() -> None:
     pass
 
 
-def probe(use: Callable[[], object], allowed: Collection[str] = level.FEATURES) -> tuple[Sandbox, socket.socket | None]:
-    """The most of `allowed` that this host gives a candidate, and the socket that holds its user.
+def probe(use: Callable[[], object], allowed: Collection[str] = level.FEATURES) -> tuple[Sandbox, IO[bytes] | None]:
+    """The most of `allowed` that this host gives a candidate, and the lock that holds its user.
 
     `use` uses the device, and must work in the child that gets all features; those with which it fails are given up,
     as few as possible and the least needed first. What was given up is said on stderr.
@@ -312,7 +307,7 @@ def probe(use: Callable[[], object], allowed: Collection[str] = level.FEATURES) 
     base: frozenset[str] = frozenset()
     if os.geteuid() == 0 and UID in allowed:
         uid, claim = claim_uid()
-        kill_user(uid)  # what a judge that was killed could have left
+        signal_user(uid, signal.SIGKILL)  # what a judge that was killed could have left
         base = frozenset({UID})
     view = View.of_host(uid is not None)
     host = Sandbox(base, uid, view, tuple(view.readable()))

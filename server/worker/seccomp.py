@@ -1,8 +1,9 @@
 """The system calls a candidate may not make, as a seccomp filter built by hand for x86-64 and aarch64.
 
 A list of what is denied, not of what is allowed: CUDA, compilers and Python use hundreds of calls. Denied are those
-that reach other processes, namespaces, mounts, kernel objects that outlive a process, the clock and the network, and
-those whose only use here is attacking the kernel.
+that reach other processes, namespaces, mounts, kernel objects that outlive a process, the clock and the network, those
+whose only use here is attacking the kernel, and every way to have SIGCONT sent: a candidate that the judge has stopped
+must stay so.
 
 Source: Documentation/userspace-api/seccomp_filter.rst, and the system call tables of Linux 6.12.
 """
@@ -13,6 +14,7 @@ import ctypes
 import errno
 import os
 import platform
+import signal
 import struct
 
 _PR_SET_SECCOMP = 22
@@ -25,13 +27,15 @@ _LOAD = 0x20  # ld [k]
 _EQUAL = 0x15
 _AT_LEAST = 0x35
 _ANY_BIT = 0x45
+_AND = 0x54
 _RETURN = 0x06
 # Offsets in struct seccomp_data; both architectures are little-endian, so an argument's low half comes first.
-_NUMBER, _ARCH, _ARGUMENT_0 = 0, 4, 16
+_NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_BYTES = 0, 4, 16, 8
 
 _X32_BIT = 0x40000000
 _AF_UNIX = 1
 # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+_CLONE_EXIT_SIGNAL = 0xFF
 _CLONE_NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 
 # (x86-64, aarch64); None where an architecture lacks it.
@@ -100,6 +104,19 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
+    # sends any signal, also to a process that is stopped
+    "timer_create": (222, 107),
+}
+# Denied with one value of one argument: (x86-64, aarch64), which argument, the value.
+DENIED_WITH: dict[str, tuple[tuple[int, int], int, int]] = {
+    "kill": ((62, 129), 1, signal.SIGCONT),
+    "tkill": ((200, 130), 1, signal.SIGCONT),
+    "tgkill": ((234, 131), 2, signal.SIGCONT),
+    "rt_sigqueueinfo": ((129, 138), 1, signal.SIGCONT),
+    "rt_tgsigqueueinfo": ((297, 240), 2, signal.SIGCONT),
+    "pidfd_send_signal": ((424, 424), 1, signal.SIGCONT),
+    "fcntl": ((72, 25), 1, 10),  # F_SETSIG: which signal asynchronous input sends
+    "prctl": ((157, 167), 0, 1),  # PR_SET_PDEATHSIG, which is ours to set
 }
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
@@ -136,13 +153,25 @@ def build(machine: str) -> bytes:
     lines += [(_EQUAL, number, "deny", None) for number in numbers if number is not None]
     # Its flags lie in memory, out of a filter's sight; the C library falls back to clone.
     lines.append((_EQUAL, _CLONE3[column], "absent", None))
+    lines += [(_EQUAL, entry[0][column], f"{name} with", None) for name, entry in DENIED_WITH.items()]
     lines.append((_EQUAL, _CLONE[column], "clone", None))
     lines.append((_EQUAL, _SOCKET[column], "socket", "allow"))
     labels = {}
     labels["clone"] = len(lines)
-    lines += [(_LOAD, _ARGUMENT_0, None, None), (_ANY_BIT, _CLONE_NEW, "deny", "allow")]
+    lines += [
+        (_LOAD, _ARGUMENT_0, None, None),
+        (_ANY_BIT, _CLONE_NEW, "deny", None),
+        (_AND, _CLONE_EXIT_SIGNAL, None, None),
+        (_EQUAL, signal.SIGCONT, "deny", "allow"),
+    ]
     labels["socket"] = len(lines)
     lines += [(_LOAD, _ARGUMENT_0, None, None), (_EQUAL, _AF_UNIX, "allow", "deny")]
+    for name, (_, argument, value) in DENIED_WITH.items():
+        labels[f"{name} with"] = len(lines)
+        lines += [
+            (_LOAD, _ARGUMENT_0 + argument * _ARGUMENT_BYTES, None, None),
+            (_EQUAL, value, "deny", "allow"),
+        ]
     for label, action in (
         ("allow", _RET_ALLOW),
         ("deny", _RET_ERRNO | errno.EPERM),

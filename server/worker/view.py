@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import pwd
+import shutil
 import stat
 import sys
 from collections.abc import Iterable
@@ -28,9 +29,10 @@ WORKDIR = "/tmp"
 """Where a candidate with a mount namespace sees its working directory."""
 SHARED_MEMORY = "/dev/shm"
 _SHARED = (WORKDIR, "/var/tmp", SHARED_MEMORY)
-# Memory that a private directory may take, and that one which only hides something may.
-_PRIVATE_OPTIONS = b"mode=1777,size=1g"
-_EMPTY_OPTIONS = b"mode=755,size=64k"
+# For a directory that only hides something.
+_EMPTY_OPTIONS = b"mode=755,size=64k,nr_inodes=4k"
+# In a private directory: an empty file takes memory too, about a kilobyte, which its size does not count.
+_MAX_PRIVATE_FILES = 1 << 15
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -144,8 +146,11 @@ class View:
                 found += self._visible(entry.path)
         return found
 
-    def mount(self, workdir: str, fresh_proc: bool) -> None:
-        """Build the view in this process's own mount namespace, with `workdir` at WORKDIR.
+    def mount(self, workdir: str, memory_bytes: int, fresh_proc: bool) -> None:
+        """Build the view in this process's own mount namespace, with a copy of what is in `workdir` at WORKDIR.
+
+        The copy is in memory, of at most `memory_bytes`, and so are the other private directories, together of as much:
+        they end with the namespace, however many files a candidate makes.
 
         Raises:
             OSError: the host does not allow it.
@@ -157,15 +162,18 @@ class View:
         work = os.open(workdir, os.O_PATH | os.O_CLOEXEC)
         handles = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in self.shown}
         os.umask(0o022)
+        private = {path for path in self.hidden if path != WORKDIR and _is_sticky(path)}
+        share = memory_bytes // max(1, len(private))
+        private_options = b"mode=1777,size=%d,nr_inodes=%d" % (share, _MAX_PRIVATE_FILES)
         # Parents first, so that each lies over or inside what was done before it.
         for path in sorted({*self.hidden, *self.shown}, key=lambda path: path.split("/")):
             if path in handles:
                 os.makedirs(path, exist_ok=True)
                 _mount(f"/proc/self/fd/{handles[path]}", path, "none", _MS_BIND)
             elif path == WORKDIR:
-                _mount(f"/proc/self/fd/{work}", path, "none", _MS_BIND)
+                _private_copy(f"/proc/self/fd/{work}", path, memory_bytes)
             elif os.path.isdir(path):
-                options = _PRIVATE_OPTIONS if os.stat(path).st_mode & stat.S_ISVTX else _EMPTY_OPTIONS
+                options = private_options if path in private else _EMPTY_OPTIONS
                 _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
         for handle in (work, *handles.values()):
             os.close(handle)
@@ -182,6 +190,23 @@ class View:
                     remove_tree(entry.path)
                 else:
                     os.unlink(entry.path)
+
+
+def _private_copy(source: str, path: str, memory_bytes: int) -> None:
+    """Mount memory over `path`, and copy the directory `source` and its owner there."""
+    owner = os.stat(source)
+    options = b"mode=700,uid=%d,gid=%d,size=%d,nr_inodes=%d"
+    options %= (owner.st_uid, owner.st_gid, memory_bytes, _MAX_PRIVATE_FILES)
+    _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+    shutil.copytree(source, path, dirs_exist_ok=True)
+    os.chmod(path, 0o700)
+    for parent, _, files in os.walk(path):
+        for entry in (parent, *(os.path.join(parent, name) for name in files)):
+            os.chown(entry, owner.st_uid, owner.st_gid)
+
+
+def _is_sticky(path: str) -> bool:
+    return os.path.isdir(path) and bool(os.stat(path).st_mode & stat.S_ISVTX)
 
 
 def _has_account() -> bool:

@@ -120,7 +120,7 @@ class Zygote:
             return
         if isinstance(request, Freeze):
             if self._pid is not None:
-                self._children.freeze(None if request.everything else self._pid)
+                self._freeze(self._pid, request.everything)
             self._connection.send(Frozen())
             return
         if isinstance(request, Thaw):
@@ -140,6 +140,15 @@ class Zygote:
             raise RuntimeError(f"a candidate could not be confined: {error.decode(errors='replace')}")
         self._pid = pid
         self._connection.send(Spawned(pid))
+
+    def _freeze(self, pid: int, everything: bool) -> None:
+        try:
+            self._children.freeze(None if everything else pid)
+        except TimeoutError:
+            # Others wait for it to be stopped.
+            self._children.end()
+            self._pid = None
+            self._connection.send(Exited(pid, signal=signal.SIGKILL, unstoppable=True))
 
     def _report_exits(self) -> None:
         while True:

@@ -1,0 +1,59 @@
+"""Users for candidates: one for each judge of the host, so that killing by user, and limits by user, reach one
+candidate only.
+
+Touches lock files in a directory that only root can open: what a candidate can bind, create or lock does not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import tempfile
+from typing import IO
+
+# From a range that systemd's table of users (UIDS-GIDS.md) leaves to nobody.
+FIRST_UID = 60800
+LAST_UID = FIRST_UID + 63
+
+_MAIN_DIRECTORY = "/run/kernel_env"
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def claim_uid() -> tuple[int, IO[bytes]]:
+    """A user that no other judge of this host uses, for as long as the file is open in a process.
+
+    Raises:
+        OSError: all are in use, or there is no directory for the locks.
+    """
+    directory = _open_directory()
+    try:
+        for uid in range(FIRST_UID, LAST_UID + 1):
+            lock = os.open(f"{uid}.lock", os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=directory)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+            else:
+                return uid, open(lock, "rb")
+    finally:
+        os.close(directory)
+    raise OSError(errno.EUSERS, f"the users {FIRST_UID} to {LAST_UID} are all in use by judges")
+
+
+def _open_directory() -> int:
+    """The directory of the locks: the first of these that is, or can be made, root's own and closed to others."""
+    tried = (_MAIN_DIRECTORY, os.path.join(tempfile.gettempdir(), "kernel_env-users"))
+    for path in tried:
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
+        except OSError:
+            continue
+        status = os.fstat(directory)
+        if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+            return directory
+        os.close(directory)
+    raise OSError(errno.EPERM, f"no directory for the judges' locks: neither {' nor '.join(tried)} can be root's own")
