@@ -54,6 +54,8 @@ FIRST_CALL_EXTRA_S = 30.0
 LEAD_MS = 0.2
 LEAD_FACTOR = 1.5
 MAX_LEAD_MS = 10.0
+# For a call without the submission's kernels: what is left of it may wait for them.
+GHOST_TIMEOUT_S = 10.0
 # The judge's own work after an answer; other processes' kernels may come between.
 SETTLE_S = 20.0
 # No call may take as long; also keeps sums of claims finite.
@@ -180,22 +182,25 @@ class Evaluation:
         return reference
 
     def call(
-        self, draw: Draw, forward_seed: int | None, timed: bool = False, retune: bool = False
+        self, draw: Draw, forward_seed: int | None, timed: bool = False, retune: bool = False, ghost: bool = False
     ) -> tuple[Ran, float]:
         """One call of the candidate on `draw`, and the judge's window around it in ms.
 
         The inputs appear in the shared slots inside the window, as late as a cold L2 cache allows; the answer is copied
         inside it too. A `timed` one has the device to itself: the judge's stream waits there for the candidate's, and
-        the window is measured on the device. `retune` has the candidate forget what @triton.autotune found.
+        the window is measured on the device. `retune` has the candidate forget what @triton.autotune found, and `ghost`
+        silence its Triton kernels for good.
         """
         self._host.lease.listen()
         timeout_s = self._request.run_timeout_s
         compiles = self._calls == 0 or retune
         if compiles:
             timeout_s += min(FIRST_CALL_EXTRA_S, self._request.compile_timeout_s)
+        if ghost:
+            timeout_s = min(timeout_s, GHOST_TIMEOUT_S)
         self._calls += 1
         device, slots = self._device, self._slots
-        request = Run(fresh_seed(), self._calls, draw.spec, forward_seed, retune, announce=compiles)
+        request = Run(fresh_seed(), self._calls, draw.spec, forward_seed, retune, compiles, ghost)
         slots.poison()
         device.synchronize()
         if device.gated:

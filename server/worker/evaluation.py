@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from server.worker import timing
-from server.worker.calls import Evaluation, Host, Progress, TaskUnscorable
+from server.worker.calls import GHOST_TIMEOUT_S, Evaluation, Host, Progress, TaskUnscorable
 from server.worker.lease import InfrastructureFault
 from server.worker.process import SubmissionFailed
 from server.worker.protocol import Evaluate, TaskFacts
@@ -26,7 +26,6 @@ MIN_TIMED_RUNS = 3
 # What the kernels of a call may take: this long, and so many times the reference's time.
 HANG_S = 10.0
 HANG_FACTOR = 1000.0
-GHOST_TIMEOUT_S = 10.0
 # A submission that was waited for so much of what it had left of its step has used the time up itself.
 FAIR_SHARE = 0.5
 # Before some timed calls, at random, comes one that is not timed, with inputs that only trials have: there a submission
@@ -50,6 +49,8 @@ class Score:
     reference: Timing
     submission: Timing
     facts: TaskFacts
+    suspect: bool
+    """Right also when its kernels did not run any more: to be looked at in a new process."""
 
 
 def trials(run: Evaluation, request: Evaluate, task: TaskContext) -> Reference:
@@ -169,9 +170,12 @@ def evaluate_submission(
             with progress.phase("timing"):
                 host.lease.alone()
                 samples = timed_calls(run, request, task, host.device.kind, reference, baseline.timing.time_ms)
+            del reference
+            with progress.phase("ghost"):
+                suspect = request.language == "triton" and _is_right_as_ghost(run, task, loaded_so=False)
             measured = timing.submission(samples, baseline.overhead_ms, AGREEMENT[host.device.kind])
             progress.stage = "scored"
-            return Score(baseline.timing, measured, task.facts)
+            return Score(baseline.timing, measured, task.facts, suspect)
         except Exception as error:
             if not is_out_of_memory(error) or not run.opened:
                 raise
@@ -183,13 +187,29 @@ def evaluate_submission(
             progress.printed = run.printed()
 
 
-def check_ghost(request: Evaluate, task: TaskContext, host: Host, progress: Progress) -> None:
-    """Run a submission that was right once more without its Triton kernels: its answers must not all be right then.
+def _is_right_as_ghost(run: Evaluation, task: TaskContext, loaded_so: bool) -> bool:
+    """Whether a submission's answers are right on all inputs although none of its Triton kernels runs.
 
     Whatever else it does then says nothing, since the kernels are not there.
+    """
+    try:
+        reference = run.new_weights(perturbed=False)
+        # On some inputs a copy of them, say, is right.
+        for trial in (task.own, *task.families):
+            draw, forward_seed = task.draw(trial.family), task.forward_seed()
+            answer, _ = run.call(draw, forward_seed, ghost=not loaded_so)
+            run.verify(reference, draw, forward_seed, answer, trial.tight)
+    except SubmissionFailed:
+        return False
+    return True
+
+
+def check_ghost(request: Evaluate, task: TaskContext, host: Host, progress: Progress) -> None:
+    """Run a submission in a new process without its Triton kernels: what it keeps from earlier calls, a graph of them
+    say, is not there.
 
     Raises:
-        SubmissionFailed: it is still right, so something else did the work.
+        SubmissionFailed: it is still right, so something else does the work.
     """
     request = msgspec.structs.replace(request, run_timeout_s=min(GHOST_TIMEOUT_S, request.run_timeout_s))
     with ExitStack() as stack:
@@ -200,13 +220,9 @@ def check_ghost(request: Evaluate, task: TaskContext, host: Host, progress: Prog
             run.open(stack, request.code)
             run.load("ModelNew", True, ghost=True)
             run.share(slots)
-            reference = run.new_weights(perturbed=False)
-            # On some inputs a copy of them, say, is right.
-            for trial in (task.own, *task.families):
-                draw, forward_seed = task.draw(trial.family), task.forward_seed()
-                answer, _ = run.call(draw, forward_seed)
-                run.verify(reference, draw, forward_seed, answer, trial.tight)
         except SubmissionFailed:
+            return
+        if not _is_right_as_ghost(run, task, loaded_so=True):
             return
     progress.stage, progress.correct = "correctness", False
     raise SubmissionFailed(

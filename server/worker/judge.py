@@ -161,7 +161,7 @@ class Judge:
         if known is None:
             self._lease.share(need)  # to time the reference, it had the GPU alone
         score = evaluate_submission(request, task, baseline, self._host, progress)
-        if request.language == "triton":
+        if score.suspect:
             self._lease.share(need)  # it had the GPU alone
             with progress.phase("ghost"):
                 check_ghost(request, task, self._host, progress)

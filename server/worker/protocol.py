@@ -226,6 +226,7 @@ class Run(msgspec.Struct, tag="run"):
     seed: int | None = None
     retune: bool = False  # forget first what @triton.autotune found
     announce: bool = False  # answer Queued before Ran
+    ghost: bool = False  # from here on no Triton kernel runs
 
 
 class Queued(msgspec.Struct, tag="queued"):
