@@ -152,6 +152,7 @@ def test_a_stopped_candidate_stands_still(code, slots, kind, tmp_path):
     with outside(tmp_path) as clock, start(kind).candidate(COUNT + code + END) as (candidate, workdir):
         candidate.call(Load("submission.py", "ModelNew", True), Loaded, TIMEOUT_S, "It")
         counters = Counters(workdir, slots)
+        stopped = counters.read()
         for _ in range(3):
             since = counters.read()
             until(lambda since=since: counters.have_gone_on(since, 10))

@@ -115,6 +115,20 @@ def test_a_submission_that_is_lost_twice_is_a_fault_of_ours(pool: Pool) -> None:
     assert pool.score(GOOD).verdict.outcome == "scored"
 
 
+@pool_test
+def test_a_verdict_stands_when_its_judge_must_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PoolEvaluator, "judge_module", "tests.unfit_judge")
+    with open_pool() as pool:
+        judge = pool.judge_pid()
+        pool.evaluator._workers[0]._module = "server.worker.judge"  # the next one
+        bad = pool.score(softmax(value="y"))
+        assert (bad.verdict.outcome, bad.verdict.infra_code, bad.attempts) == ("wrong_values", None, 1)
+        assert bad.verdict.judge_unfit
+        assert pool.score(GOOD).verdict.outcome == "scored"
+        assert pool.judge_pid() != judge
+        assert pool.evaluator.status()["workers"][0]["faults"] >= 1
+
+
 # ---------------------------------------------------------------- deadlines and cancellation
 
 
