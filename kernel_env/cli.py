@@ -1,17 +1,20 @@
 """The `kernel-env` command: `demo` plays an episode against a server of its own, `eval` scores one file in process,
-`rescore` recomputes the rewards of an evaluation log.
+`rescore` recomputes the rewards of an evaluation log, `admit` measures which tasks of a directory can be scored.
 
-Touches the terminal, and for `demo` a child process and a local port. Heavy imports happen inside the commands.
-Exit codes: 0 done (a scored file, whatever its score), 2 wrong usage or an evaluator that cannot run here, 3 a fault
-that left the submission, or a step of the log, without a score.
+Touches the terminal, for `demo` and `admit` a child process, and for `demo` a local port. Heavy imports happen inside
+the commands.
+Exit codes: 0 done (a scored file, whatever its score), 2 wrong usage or something that cannot run here, 3 a fault
+that left the submission, a step of the log, or a task without a score.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     again.add_argument("log", type=Path, metavar="LOG", help="KERNEL_ENV_EVAL_LOG; its numbered files are read too")
     again.add_argument("--reward", choices=("speedup", "roofline"), help="default: the one each step was paid by")
     again.add_argument("--json", action="store_true", help="print a JSON line for each step and one for the sum")
+    admission = commands.add_parser("admit", help="measure which tasks of your own can be scored; needs torch")
+    admission.add_argument("directory", type=Path, metavar="DIR", help="holds level1/, ...; gets admission.jsonl")
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "demo":
@@ -58,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return play(arguments.evaluator)
         if arguments.command == "rescore":
             return _rescore(arguments.log, arguments.reward, arguments.json)
+        if arguments.command == "admit":
+            return _admit(arguments.directory)
         return _evaluate(arguments.file, arguments.task, arguments.language, arguments.evaluator, arguments.json)
     except _Stop as stop:
         print(f"kernel-env: {stop}", file=sys.stderr)
@@ -77,19 +84,21 @@ def _evaluate(path: Path, task_id: str, language: str, evaluator_name: str | Non
 
     from kernel_env.models import KernelAction
     from server.environment import KernelEnvironment, Refused
-    from server.errors import TaskSourceError
+    from server.errors import ConfigurationError, TaskSourceError
     from server.eval_log import EvalLog
-    from server.evaluator import EvaluatorUnavailable, create_evaluator
-    from server.settings import get_settings
+    from server.evaluator import EvaluatorUnavailable, check_reward, create_evaluator
+    from server.settings import explain, get_settings
     from server.submission import Services
     from server.tasks import TaskSource
 
     try:
         settings = get_settings()
+    except ValidationError as exc:
+        raise _Stop(f"invalid settings: {explain(exc)}") from exc
+    try:
         action = KernelAction(code=code)
     except ValidationError as exc:
-        problems = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
-        raise _Stop(problems) from exc
+        raise _Stop(f"{path}: {exc.errors()[0]['msg']}") from exc
     if evaluator_name is not None:
         settings = settings.model_copy(update={"evaluator": evaluator_name})
     evaluator = create_evaluator(settings)
@@ -99,8 +108,9 @@ def _evaluate(path: Path, task_id: str, language: str, evaluator_name: str | Non
         environment = KernelEnvironment(services)
         environment.reset(task_id=task_id, language=language)
         evaluator.start()
+        check_reward(settings, evaluator.device)
         observation = environment.step(action)
-    except (Refused, TaskSourceError, EvaluatorUnavailable) as exc:
+    except (Refused, ConfigurationError, TaskSourceError, EvaluatorUnavailable) as exc:
         raise _Stop(str(exc)) from exc
     finally:
         evaluator.close()
@@ -139,6 +149,21 @@ def _rescore(path: Path, mode: RewardMode | None, as_json: bool) -> int:
     else:
         print("\n".join(f"{name:14}{value:.10g}" for name, value in total.items()))
     return EXIT_NOT_SCORED if counts[Result.NO_ROOFLINE] or counts[Result.INCOMPLETE] else 0
+
+
+def _admit(directory: Path) -> int:
+    """Measure a directory's tasks in a child, because the judge's side of the project is a program of its own."""
+    if not any(directory.glob("level[1-3]/*.py")):
+        raise _Stop(f"{directory} has no level1/NN_name.py ... level3/NN_name.py files")
+    if importlib.util.find_spec("torch") is None:
+        raise _Stop(
+            "admit runs the tasks and needs torch: install the extra gpu (or cpu, for tasks that a CPU can run)"
+        )
+    directory = directory.resolve()
+    command = [sys.executable, "-m", "server.worker.admit", str(directory), "--out", str(directory / "admission.jsonl")]
+    # From where `server` is too, installed or not.
+    finished = subprocess.run(command, cwd=Path(__file__).resolve().parents[1], check=False)
+    return 0 if finished.returncode == 0 else EXIT_NOT_SCORED
 
 
 def describe(observation: KernelObservation) -> str:

@@ -12,8 +12,9 @@ import asyncio
 import ipaddress
 import json
 import logging
+import math
 import os
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from openenv.core.client_types import StepResult
@@ -22,12 +23,14 @@ from websockets.asyncio.client import connect as ws_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from kernel_env.errors import CapacityReached, InvalidRequestError, KernelEnvError, ServerError, SessionLost
-from kernel_env.models import KernelAction, KernelObservation, KernelState
+from kernel_env.models import MAX_MESSAGE_BYTES, KernelAction, KernelObservation, KernelState
 
 DEFAULT_MESSAGE_TIMEOUT_S = 300.0
 STEP_DEADLINE_MARGIN_S = 60.0
 TOKEN_VARIABLE = "KERNEL_ENV_TOKEN"
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "modal-key", "modal-secret", "proxy-authorization"})
+_ANSWERS = {"reset": "observation", "step": "observation", "state": "state"}
+_MAX_DETAIL_CHARS = 500
 _ENDS_SESSION = frozenset({"SESSION_ERROR", "FACTORY_ERROR", "CAPACITY_REACHED"})
 
 
@@ -76,19 +79,55 @@ _wire_logger.addFilter(_hide_secrets)
 
 
 def _error(data: dict[str, Any]) -> KernelEnvError:
-    """The typed error for the data of a server's error frame."""
-    code, message = str(data.get("code", "UNKNOWN")), str(data.get("message", "the server gave no reason"))
+    """The typed error for the data of a server's error frame, whose code and message are text."""
+    code, message = data["code"], data["message"]
     if code == "CAPACITY_REACHED":
         return CapacityReached("capacity_reached", message)
     if code == "VALIDATION_ERROR":
-        details = [
-            f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg', '')}" for error in data.get("errors", [])
-        ]
-        return InvalidRequestError("validation_error", "; ".join([message, *details[:5]]))
+        errors = data.get("errors")
+        details = [_detail(error) for error in errors[:5]] if isinstance(errors, list) else []
+        return InvalidRequestError("validation_error", "; ".join([message, *details]))
     if code == "EXECUTION_ERROR" and message.startswith("["):
         ours, _, rest = message[1:].partition("] ")
         return ServerError(ours, rest) if ours == "internal_error" else InvalidRequestError(ours, rest)
     return ServerError(code.lower(), message)
+
+
+def _detail(error: Any) -> str:
+    """One of a validation error's details; whatever is not of pydantic's form is shown as it is."""
+    if not isinstance(error, dict) or not isinstance(error.get("loc"), list):
+        return str(error)[:_MAX_DETAIL_CHARS]
+    return f"{'.'.join(map(str, error['loc']))}: {error.get('msg', '')}"[:_MAX_DETAIL_CHARS]
+
+
+def _oddity(kind: str, response: Any) -> str | None:
+    """What is wrong with the form of an answer to a message of this kind; None for nothing."""
+    if not isinstance(response, dict):
+        return "not a JSON object"
+    data = response.get("data")
+    if not isinstance(data, dict):
+        return "its data is not a JSON object"
+    if response.get("type") == "error":
+        text = isinstance(data.get("code"), str) and isinstance(data.get("message"), str)
+        return None if text else "an error without code and message"
+    if response.get("type") != _ANSWERS[kind]:
+        return f"not of type {_ANSWERS[kind]!r}"
+    if kind == "state":
+        return None
+    if not isinstance(data.get("observation"), dict):
+        return "no observation in it"
+    if not isinstance(data.get("done"), bool):
+        return "done is not true or false"
+    return None if _is_reward(data.get("reward", math.nan)) else "the reward is neither null nor a finite number"
+
+
+def _is_reward(value: Any) -> bool:
+    if value is None:
+        return True
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 class KernelEnv(EnvClient[KernelAction, KernelObservation, KernelState]):
@@ -106,7 +145,8 @@ class KernelEnv(EnvClient[KernelAction, KernelObservation, KernelState]):
     Raises:
         ConnectionError: from the first call or `connect`: no server answers at this address.
         InvalidRequestError: from the first call or `connect`, with code "unauthorized": the server wants another token.
-        CapacityReached, InvalidRequestError, SessionLost, ServerError: from every call; see `kernel_env.errors`.
+        CapacityReached, InvalidRequestError, SessionLost, ServerError: from every call; see `kernel_env.errors`. An
+            answer that is not what the call asks for is a ServerError with code "bad_answer" and ends the session.
 
     Use either `async with KernelEnv(...) as env` and await every call, or `with KernelEnv(...).sync() as env`.
     """
@@ -169,7 +209,7 @@ class KernelEnv(EnvClient[KernelAction, KernelObservation, KernelState]):
             raise ConnectionError(f"Failed to connect to {url}: {exc}") from exc
         self._ws_loop = asyncio.get_running_loop()
         # The server refuses a session with a frame after the handshake; ask something, so that it shows here.
-        response = await self._exchange({"type": "state"}, self._connect_timeout)
+        response = await self._exchange("state", json.dumps({"type": "state"}), self._connect_timeout)
         if response.get("type") == "error":
             self._raise_for(response)
         return self
@@ -181,52 +221,64 @@ class KernelEnv(EnvClient[KernelAction, KernelObservation, KernelState]):
         if ws is not None:
             ws.transport.abort()
 
-    def _raise_for(self, response: dict[str, Any]) -> None:
-        data = response.get("data") or {}
-        error = _error(data)
-        if data.get("code") in _ENDS_SESSION and isinstance(error, CapacityReached | ServerError):
+    def _raise_for(self, response: dict[str, Any]) -> NoReturn:
+        error = _error(response["data"])
+        if response["data"]["code"] in _ENDS_SESSION and isinstance(error, CapacityReached | ServerError):
             self._lose(error)
         raise error
 
-    async def _exchange(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send one message and return its answer; anything that could leave an answer unread ends the session."""
+    def _refuse_answer(self, why: object, cause: Exception | None = None) -> NoReturn:
+        """End the session over an answer that cannot be trusted: what comes after it cannot be either."""
+        detail = str(why)[:_MAX_DETAIL_CHARS]
+        self._lose(ServerError("bad_answer", f"The server's answer is not what OpenEnv specifies: {detail}"))
+        raise self._lost_error() from cause
+
+    async def _exchange(self, kind: str, text: str, timeout_s: float) -> dict[str, Any]:
+        """Send one message and return its answer, of a form that fits; anything else ends the session."""
         ws = self._ws
         assert ws is not None
         try:
             async with asyncio.timeout(timeout_s):
                 try:
-                    await ws.send(json.dumps(message))
+                    await ws.send(text)
                 except ConnectionClosed:
                     pass  # the server may have said why before it closed: read that first
                 response = json.loads(await ws.recv())
-            if not isinstance(response, dict):
-                raise ValueError("not a JSON object")
-            return response
+            odd = _oddity(kind, response)
         except TimeoutError as exc:
-            self._lose(SessionLost("timeout", f"No answer to {message['type']!r} within {timeout_s:g} s."))
+            self._lose(SessionLost("timeout", f"No answer to {kind!r} within {timeout_s:g} s."))
             raise self._lost_error() from exc
         except (ConnectionClosed, OSError) as exc:
-            self._lose(SessionLost("closed", f"The connection closed during {message['type']!r}: {exc}"))
+            self._lose(SessionLost("closed", f"The connection closed during {kind!r}: {exc}"))
             raise self._lost_error() from exc
-        except ValueError as exc:
-            self._lose(ServerError("bad_answer", f"The server's answer is not an OpenEnv message: {exc}"))
-            raise self._lost_error() from exc
+        except (ValueError, RecursionError) as exc:
+            self._refuse_answer(exc, exc)
         except BaseException:
-            self._lose(SessionLost("cancelled", f"The call {message['type']!r} was interrupted before its answer."))
+            self._lose(SessionLost("cancelled", f"The call {kind!r} was interrupted before its answer."))
             raise
+        if odd is not None:
+            self._refuse_answer(odd)
+        return response
 
     def _lost_error(self) -> KernelEnvError:
         assert self._lost is not None
         return self._lost
 
     async def _send_and_receive(self, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            text = json.dumps(message)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise InvalidRequestError("invalid_argument", f"The arguments are not JSON: {exc}") from exc
+        if len(text) > MAX_MESSAGE_BYTES:
+            explanation = f"The message has {len(text)} bytes, and a server accepts at most {MAX_MESSAGE_BYTES}."
+            raise InvalidRequestError("too_large", explanation)
         async with self._turn:
             await self._connect_async()
-            deadline_s = message.get("data", {}).get("step_deadline_s")
-            response = await self._exchange(message, self._message_timeout)
-        if response.get("type") == "error":
+            response = await self._exchange(message["type"], text, self._message_timeout)
+        if response["type"] == "error":
             self._raise_for(response)
         if message["type"] == "reset":
+            deadline_s = message["data"].get("step_deadline_s")
             longest_s = float(deadline_s) + STEP_DEADLINE_MARGIN_S if deadline_s is not None else 0.0
             self._message_timeout = max(self._default_timeout_s, longest_s)
         return response
@@ -238,10 +290,16 @@ class KernelEnv(EnvClient[KernelAction, KernelObservation, KernelState]):
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[KernelObservation]:
         known = KernelObservation.model_fields
         # A newer server's extra fields must not break an older client.
-        fields = {name: value for name, value in payload.get("observation", {}).items() if name in known}
-        fields.update(reward=payload.get("reward"), done=bool(payload.get("done", False)))
-        observation = KernelObservation.model_validate(fields)
+        fields = {name: value for name, value in payload["observation"].items() if name in known}
+        fields.update(reward=payload["reward"], done=payload["done"])
+        try:
+            observation = KernelObservation.model_validate_json(json.dumps(fields), strict=True)
+        except (ValueError, RecursionError) as exc:
+            self._refuse_answer(exc, exc)
         return StepResult(observation=observation, reward=observation.reward, done=observation.done)
 
     def _parse_state(self, payload: dict[str, Any]) -> KernelState:
-        return KernelState.model_validate(payload)
+        try:
+            return KernelState.model_validate_json(json.dumps(payload), strict=True)
+        except (ValueError, RecursionError) as exc:
+            self._refuse_answer(exc, exc)

@@ -66,17 +66,11 @@ def _server(evaluator: str, max_turns: int) -> Iterator[str | None]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("KERNELBENCH_DIR", "KERNEL_ENV_EVAL_LOG", "KERNEL_ENV_REWARD", "ENABLE_WEB_INTERFACE")
-    }
-    environment |= {"KERNEL_ENV_EVALUATOR": evaluator, "KERNEL_ENV_MAX_TURNS": str(max_turns)}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "server.app", "--host", "127.0.0.1", "--port", str(port)],
             cwd=Path(__file__).resolve().parents[1],  # where `server` is too, installed or not
-            env=environment,
+            env=_environment(evaluator, max_turns),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=output,
@@ -92,6 +86,17 @@ def _server(evaluator: str, max_turns: int) -> Iterator[str | None]:
             yield url if ready else None
         finally:
             _end(process)
+
+
+def _environment(evaluator: str, max_turns: int) -> dict[str, str]:
+    """The server's environment variables: the built-in tasks, also where the image's KernelBench is."""
+    from server.tasks import BUILTIN_DIR
+
+    ignored = ("KERNELBENCH_DIR", "KERNEL_ENV_EVAL_LOG", "KERNEL_ENV_REWARD", "ENABLE_WEB_INTERFACE")
+    environment = {name: value for name, value in os.environ.items() if name not in ignored}
+    if evaluator != "cpu":  # which has their small variants where the variable is not set
+        environment["KERNELBENCH_DIR"] = str(BUILTIN_DIR)
+    return environment | {"KERNEL_ENV_EVALUATOR": evaluator, "KERNEL_ENV_MAX_TURNS": str(max_turns)}
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> bool:

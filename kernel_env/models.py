@@ -12,6 +12,8 @@ from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
 MAX_CODE_CHARS = 1_000_000
+MAX_MESSAGE_BYTES = 4 * 2**20
+"""Of one message to the server: the longest source that is judged has 256,000 bytes, six times that as JSON escapes."""
 
 
 class Stage(StrEnum):
@@ -32,9 +34,14 @@ class Stage(StrEnum):
 
 
 class Outcome(StrEnum):
-    """Why a submission ended where it did. Everything except INFRASTRUCTURE is the submission's own doing."""
+    """Why an answer is what it is. Most are the submission's own doing.
+
+    Not its doing: READY (nothing was submitted), NOT_RESET and EPISODE_OVER (the step came at the wrong time),
+    UNSCORABLE_TASK (the task's fault) and INFRASTRUCTURE (ours).
+    """
 
     READY = "ready"
+    """The answer to a reset."""
     SCORED = "scored"
     STATIC_VIOLATION = "static_violation"
     SYNTAX_ERROR = "syntax_error"
@@ -65,7 +72,7 @@ class Outcome(StrEnum):
     IMPOSSIBLE_TIME = "impossible_time"
     """Faster than the roofline allows."""
     UNSCORABLE_TASK = "unscorable_task"
-    """The task cannot be scored on this machine; the feedback says why."""
+    """The task cannot be scored on this machine: the reward is None and the feedback says why."""
     NOT_RESET = "not_reset"
     """step was called before reset."""
     EPISODE_OVER = "episode_over"
@@ -75,18 +82,28 @@ class Outcome(StrEnum):
 
 
 class InfraCode(StrEnum):
-    """Which of our own parts failed."""
+    """Which of our own parts failed. Nothing was learned about the submission: send it again, or leave it out."""
 
     WORKER_LOST = "worker_lost"
+    """The judge's process died or stopped answering, or the server is stopping."""
     QUEUE_TIMEOUT = "queue_timeout"
+    """No worker became free within KERNEL_ENV_QUEUE_TIMEOUT_S."""
     STEP_DEADLINE = "step_deadline"
+    """The evaluation did not end within the step's deadline."""
     JUDGE_ERROR = "judge_error"
+    """An unexpected error in the judge or the server; the server's log says more."""
     JUDGE_OUT_OF_MEMORY = "judge_out_of_memory"
+    """The judge itself ran out of memory, not the submission."""
     ZYGOTE_LOST = "zygote_lost"
+    """The process that starts submissions died or cannot start one."""
     COMPILER_MISSING = "compiler_missing"
+    """The host has no compiler that the submission needs."""
     DISK = "disk"
+    """The host's disk is full, or cannot be written."""
     GPU_LOST = "gpu_lost"
+    """The GPU failed or is gone."""
     CANCELLED = "cancelled"
+    """Nobody waits for the answer any more: the client is gone, or the server is stopping."""
 
 
 class KernelAction(Action):
@@ -98,7 +115,8 @@ class KernelAction(Action):
 class KernelObservation(Observation):
     """The answer to reset or step. Fields that do not apply are None. Inherits done, reward and metadata.
 
-    Times are in milliseconds, sizes in bytes, fractions between 0 and 1.
+    Fields named `_ms` are milliseconds, `phase_seconds` are seconds. The roofline fractions can exceed 1: the floor is
+    computed from the GPU's data sheet, and a time may lie a little below it without being rejected.
     """
 
     problem: str = Field(default="", description="After reset: the reference source and the rules")

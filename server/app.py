@@ -16,36 +16,33 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.encoders import jsonable_encoder
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from openenv.core.env_server.http_server import create_app
 from pydantic import ConfigDict, ValidationError
 from uvicorn.config import LOGGING_CONFIG
 
-from kernel_env.models import KernelAction, KernelObservation
+from kernel_env.models import MAX_MESSAGE_BYTES, KernelAction, KernelObservation
 from server.auth import AuthMiddleware
 from server.disconnect import DisconnectMiddleware
 from server.environment import KernelEnvironment, Refused
-from server.errors import TaskSourceError
+from server.errors import ConfigurationError, TaskSourceError
 from server.eval_log import EvalLog
-from server.evaluator import Evaluator, EvaluatorUnavailable, create_evaluator
+from server.evaluator import Evaluator, EvaluatorUnavailable, check_reward, create_evaluator
+from server.limits import LimitMiddleware, short_errors
 from server.operations import add_routes
-from server.roofline import GPUS, find_gpu
-from server.settings import Settings, get_settings
+from server.settings import Settings, explain, get_settings
 from server.submission import Services
 from server.tasks import TaskSource
 from server.text import bound
-from server.worker.protocol import DeviceInfo
 
 # A client whose own event loop is busy, or a tunnel that drops pings, must not lose its session.
 WS_PING_TIMEOUT_S = 300.0
-WS_MAX_BYTES = 64 * 2**20
+WS_MAX_BYTES = MAX_MESSAGE_BYTES
 SHUTDOWN_GRACE_S = 30
 EXIT_CANNOT_START = 2
-
-
-class ConfigurationError(RuntimeError):
-    """The settings contradict each other or this machine; the message is a sentence that an operator can act on."""
 
 
 class WireAction(KernelAction):
@@ -71,19 +68,22 @@ def build_app(settings: Settings, evaluator: Evaluator | None = None) -> FastAPI
 
     Raises:
         EvaluatorUnavailable: the evaluator cannot run here.
-        ConfigurationError: the roofline reward on a device without a known roofline.
+        ConfigurationError: the roofline reward on a device without a known roofline, or an unusable log file.
         TaskSourceError: there are no usable tasks.
-        OSError: the log file cannot be opened.
     """
     if evaluator is None:
         evaluator = create_evaluator(settings)
     tasks = TaskSource.open(settings, evaluator.name)
-    log = EvalLog(settings.eval_log, max_bytes=int(settings.eval_log_max_mb * 2**20))
+    try:
+        log = EvalLog(settings.eval_log, max_bytes=int(settings.eval_log_max_mb * 2**20))
+    except OSError as exc:
+        message = f"KERNEL_ENV_EVAL_LOG: {settings.eval_log} cannot be opened: {exc.strerror or exc}"
+        raise ConfigurationError(message) from exc
     services = Services(settings, evaluator, tasks, log)
     try:
         evaluator.start()
         _announce(evaluator)
-        _check_reward(settings, evaluator.device)
+        check_reward(settings, evaluator.device)
         return _assemble(services)
     except BaseException:
         evaluator.close()
@@ -122,6 +122,8 @@ def _assemble(services: Services) -> FastAPI:
         env_name="kernel_env",
         max_concurrent_envs=services.settings.max_sessions,
     )
+    _replace_mcp(app)
+    app.add_middleware(LimitMiddleware)
     app.add_middleware(DisconnectMiddleware)
     if services.settings.token is not None:
         app.add_middleware(AuthMiddleware, token=services.settings.token)
@@ -130,6 +132,19 @@ def _assemble(services: Services) -> FastAPI:
     @app.exception_handler(Refused)
     async def refused(request: Request, exc: Exception) -> JSONResponse:
         return JSONResponse({"detail": str(exc)}, status_code=422)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, exc: Exception) -> JSONResponse:
+        assert isinstance(exc, RequestValidationError)
+        return JSONResponse({"detail": jsonable_encoder(short_errors(list(exc.errors())))}, status_code=422)
+
+    @app.exception_handler(HTTPException)
+    async def failed(request: Request, exc: Exception) -> JSONResponse:
+        assert isinstance(exc, HTTPException)
+        detail: Any = exc.detail  # OpenEnv puts pydantic's list of errors there
+        if isinstance(detail, list):
+            detail = jsonable_encoder(short_errors(detail))
+        return JSONResponse({"detail": detail}, status_code=exc.status_code, headers=exc.headers)
 
     openenv_lifespan = app.router.lifespan_context
 
@@ -148,6 +163,18 @@ def _assemble(services: Services) -> FastAPI:
     return app
 
 
+def _replace_mcp(app: FastAPI) -> None:
+    """Drop OpenEnv's MCP routes: there are no MCP tools here, and one of its methods takes a session slot for good.
+
+    The answer that is left is what `openenv validate --url` looks for.
+    """
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) != "/mcp"]
+
+    @app.post("/mcp", tags=["Environment Info"], summary="There are no MCP tools: always a JSON-RPC error")
+    async def no_mcp() -> dict[str, Any]:
+        return {"jsonrpc": "2.0", "id": None, "error": {"code": -32601, "message": "This server has no MCP tools."}}
+
+
 def _announce(evaluator: Evaluator) -> None:
     """One line on stderr; stdout is for resets and steps."""
     device = evaluator.device
@@ -155,25 +182,12 @@ def _announce(evaluator: Evaluator) -> None:
     print(f"kernel_env: evaluator {evaluator.name}{where}", file=sys.stderr, flush=True)
 
 
-def _check_reward(settings: Settings, device: DeviceInfo | None) -> None:
-    if settings.reward != "roofline":
-        return
-    if device is None or find_gpu(device.name, device.memory_bytes) is None:
-        known = ", ".join(gpu.names[0] for gpu in GPUS)
-        name = device.name if device is not None else "none"
-        raise ConfigurationError(
-            f"KERNEL_ENV_REWARD=roofline needs a GPU whose peaks are known ({known}), and this device is {name}: "
-            "use KERNEL_ENV_REWARD=speedup."
-        )
-
-
 def _build_or_exit() -> FastAPI:
     """The app by the process's settings; a reason not to start is one line on stderr and exit code 2."""
     try:
         return build_app(get_settings())
     except ValidationError as exc:
-        problems = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
-        reason = f"invalid settings: {problems}"
+        reason = f"invalid settings: {explain(exc)}"
     except (EvaluatorUnavailable, ConfigurationError, TaskSourceError, OSError) as exc:
         reason = str(exc)
     print(f"kernel_env: {' '.join(bound(reason).split())}", file=sys.stderr, flush=True)

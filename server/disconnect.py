@@ -8,6 +8,7 @@ ahead, and sets an event that `KernelEnvironment.step_async` waits for beside th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from typing import Any
@@ -17,8 +18,13 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-# A client that sends this many messages ahead of the answers is not read further until the session catches up.
+# A client that has more messages waiting than this is cut off: reading no further would hide that it is gone.
 MAX_MESSAGES_AHEAD = 4
+_TOO_MANY = {
+    "type": "websocket.close",
+    "code": 1008,
+    "reason": f"more than {MAX_MESSAGES_AHEAD} messages ahead of the answers",
+}
 
 _client_gone: ContextVar[asyncio.Event | None] = ContextVar("kernel_env_client_gone", default=None)
 
@@ -50,13 +56,18 @@ class DisconnectMiddleware:
                     if message["type"] == "websocket.disconnect":
                         last = message
                         return
-                    await ahead.put(message)
+                    if ahead.full():
+                        last = {"type": "websocket.disconnect", "code": 1008}
+                        break
+                    ahead.put_nowait(message)
             finally:
                 # Nobody can hear the answers to what is still queued.
                 while not ahead.empty():
                     ahead.get_nowait()
                 ahead.put_nowait(last)
                 gone.set()
+            with contextlib.suppress(OSError):
+                await send(dict(_TOO_MANY))
 
         async def guarded_send(message: Message) -> None:
             # An answer to a client that is gone is dropped: OpenEnv would log a traceback for each such session.

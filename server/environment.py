@@ -199,6 +199,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
             compile_timeout_s=settings.compile_timeout_s,
             run_timeout_s=settings.run_timeout_s,
             reward=settings.reward,
+            small=task.small,
         )
         self._services.log.write(
             "reset",

@@ -1,4 +1,4 @@
-"""Errors that a client's request can cause, and the one a broken task directory causes. Standard library only.
+"""Errors that a client's request can cause, and those that the operator's setup causes. Standard library only.
 
 A client sees `code` and `message`; the session lives on. Messages are bounded, whatever the client sent.
 """
@@ -61,3 +61,7 @@ class UnknownSplitError(InvalidRequest):
 
 class TaskSourceError(RuntimeError):
     """The task directory, or a data file beside it, is not usable: the operator has to act, not the client."""
+
+
+class ConfigurationError(RuntimeError):
+    """The settings contradict each other or this machine; the message is a sentence that an operator can act on."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from server.errors import ConfigurationError
+from server.roofline import GPUS, find_gpu
 from server.settings import Settings
 from server.worker.protocol import DeviceInfo, Evaluate, Verdict
 
@@ -72,3 +74,20 @@ def create_evaluator(settings: Settings) -> Evaluator:
     from server.pool import PoolEvaluator
 
     return PoolEvaluator(settings)
+
+
+def check_reward(settings: Settings, device: DeviceInfo | None) -> None:
+    """Refuse a reward that this device cannot pay.
+
+    Raises:
+        ConfigurationError: the roofline reward on a device without a known roofline.
+    """
+    if settings.reward != "roofline":
+        return
+    if device is None or find_gpu(device.name, device.memory_bytes) is None:
+        known = ", ".join(gpu.names[0] for gpu in GPUS)
+        name = device.name if device is not None else "none"
+        raise ConfigurationError(
+            f"KERNEL_ENV_REWARD=roofline needs a GPU whose peaks are known ({known}), and this device is {name}: "
+            "use KERNEL_ENV_REWARD=speedup."
+        )

@@ -59,8 +59,6 @@ _MAX_BACKOFF_S = 30.0
 # What every judge takes for itself, and how much of what remains is handed out.
 _JUDGE_BYTES = 1 << 30
 _USABLE = 0.95
-_MAX_AUTO_JUDGES = 8
-_HOST_BYTES_PER_JUDGE = 12 << 30
 
 
 class _Worker:
@@ -325,7 +323,7 @@ class PoolEvaluator:
                     f"KERNEL_ENV_EVALUATOR={self.name} needs {package}: install the extra '{self.name}'. Or: {hint}"
                 )
         gpus: list[int | None] = list(self._settings.gpus) if self.name == "gpu" else [None]
-        per_gpu = _judges_per_device(self._settings, len(gpus))
+        per_gpu = self._settings.judges_on_each(len(gpus))
         self._leases = leases = {gpu: Lease() for gpu in gpus}
         self._workers = [
             _Worker(number, gpu, per_gpu * len(gpus), self._queue, leases[gpu], self._settings, self.judge_module)
@@ -393,12 +391,3 @@ class PoolEvaluator:
         self._queue.close()
         for worker in self._workers:
             worker.join(GRACE_S)
-
-
-def _judges_per_device(settings: Settings, devices: int) -> int:
-    """As many judges as the setting says; else two CPU cores for each, and memory for what they compile."""
-    if settings.judges_per_gpu or settings.evaluator == "cpu":
-        return max(1, settings.judges_per_gpu)
-    cores = len(os.sched_getaffinity(0))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(_MAX_AUTO_JUDGES, cores // (2 * devices), memory // (_HOST_BYTES_PER_JUDGE * devices)))

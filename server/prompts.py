@@ -64,6 +64,7 @@ def problem_text(
     compile_timeout_s: float = 150.0,
     run_timeout_s: float = 60.0,
     reward: Literal["speedup", "roofline"] = "speedup",
+    small: bool = False,
 ) -> str:
     """The whole problem for one episode.
 
@@ -81,10 +82,11 @@ def problem_text(
         compile_timeout_s: limit on import, construction and compilation, in seconds.
         run_timeout_s: limit on the trials and the timing, in seconds.
         reward: the reward in force.
+        small: the source is a smaller variant of the task.
     """
     sections = [
         f"Write a faster replacement for the PyTorch module `Model` below (task {task_id}).\n"
-        f"{_target(language, evaluator, gpu_name)} You have {_count(max_turns, 'submission')}. "
+        f"{_target(language, evaluator, gpu_name, small)} You have {_count(max_turns, 'submission')}. "
         "After each one you are told how far it got, what failed and how fast it was.",
         f"Reference:\n\n{_fenced(source)}",
         _section("What to submit", _submission_rules(language, evaluator)),
@@ -112,14 +114,15 @@ def _fenced(source: str) -> str:
     return f"{fence}python\n{source.rstrip()}\n{fence}"
 
 
-def _target(language: Language, evaluator: Evaluator, gpu_name: str | None) -> str:
+def _target(language: Language, evaluator: Evaluator, gpu_name: str | None, small: bool) -> str:
     tool = {"triton": "Triton", "cuda": "CUDA C++"}[language]
     if evaluator == "gpu":
         return f"Use {tool}. It is run and timed on: {gpu_name or 'an NVIDIA GPU'}."
     if evaluator == "cpu":
+        variant = ", on a smaller variant of the task" if small else ""
         if language == "cuda":
-            return "Use C++ through load_inline. It is run and timed on a CPU, on a smaller variant of the task."
-        return "Use Triton. It is run on a CPU by Triton's interpreter, on a smaller variant of the task."
+            return f"Use C++ through load_inline. It is run and timed on a CPU{variant}."
+        return f"Use Triton. It is run on a CPU by Triton's interpreter{variant}."
     return f"Use {tool}. This server only checks the source and makes up the times: nothing is run."
 
 

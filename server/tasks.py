@@ -49,6 +49,8 @@ class Task:
     """None for level 4 and for tasks that are not admitted, which are in no split."""
     admission: Admission | None = None
     """Its trials, or why it cannot be scored; None when the tables do not know it."""
+    small: bool = False
+    """Whether `source` is a smaller variant of the task's file."""
 
     @cached_property
     def hash(self) -> str:
@@ -196,16 +198,16 @@ class TaskSource:
     def open(cls, settings: Settings, evaluator: str) -> TaskSource:
         """The tasks that the settings mean: KERNELBENCH_DIR if set, else the image's KernelBench, else the built-in.
 
-        The `cpu` evaluator gets the built-in tasks in their small variants, and anybody else's as they are.
+        Where the variable is not set, the `cpu` evaluator gets the built-in tasks in their small variants.
 
         Raises:
             TaskSourceError: KERNELBENCH_DIR is set and holds no tasks, or the built-in data is broken.
         """
         if settings.kernelbench_dir is not None:
             return cls(settings.kernelbench_dir)
-        if IMAGE_KERNELBENCH_DIR.is_dir():
-            return cls(IMAGE_KERNELBENCH_DIR)
-        return cls.builtin(small=evaluator == "cpu")
+        if evaluator == "cpu":
+            return cls.builtin(small=True)
+        return cls(IMAGE_KERNELBENCH_DIR) if IMAGE_KERNELBENCH_DIR.is_dir() else cls.builtin()
 
     @classmethod
     def builtin(cls, small: bool = False) -> TaskSource:
@@ -238,14 +240,16 @@ class TaskSource:
             source = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise TaskSourceError(f"{task_id} cannot be read: {error}") from error
+        small = False
         if self._small is not None:
             if task_id not in self._small:
                 raise TaskSourceError(f"{task_id} has no small variant for the cpu evaluator")
-            source = apply_overrides(source, self._small[task_id])
+            full, source = source, apply_overrides(source, self._small[task_id])
+            small = source != full
         level = int(task_id.split("/")[0].removeprefix("level"))
         admission = self._admission.get(task_id, hashlib.sha256(source.encode()).hexdigest())
         split = split_of(task_id) if admission is None or admission.admitted else None
-        task = Task(task_id=task_id, source=source, level=level, split=split, admission=admission)
+        task = Task(task_id=task_id, source=source, level=level, split=split, admission=admission, small=small)
         self._cache[task_id] = task
         return task
 

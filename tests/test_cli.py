@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import ScriptedEvaluator
 
 from kernel_env import cli, demo, demo_kernels
+from server import app as app_module
 from server import evaluator as evaluator_module
 from server import static_checks
 from server.evaluator import EvalResult, EvaluatorUnavailable
+from server.settings import get_settings
+from server.tasks import BUILTIN_DIR
 from server.worker.protocol import Evaluate, Verdict
 
 TASK = "level1/23_Softmax"
@@ -168,3 +173,63 @@ def test_eval_runs_inside_a_running_loop(good: str, capsys: pytest.CaptureFixtur
 
     assert asyncio.run(inside()) == 0
     assert json.loads(capsys.readouterr().out)["stage"] == "scored"
+
+
+def test_eval_makes_the_server_s_check_of_the_reward(
+    good: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KERNEL_ENV_REWARD", "roofline")
+    assert cli.main(["eval", good, "--task", TASK, "--evaluator", "mock", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    with pytest.raises(app_module.ConfigurationError) as refused:
+        app_module.build_app(get_settings().model_copy(update={"evaluator": "mock"}))
+    assert captured.err == f"kernel-env: {refused.value}\n"
+
+
+def test_the_demo_has_the_builtin_tasks_wherever_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELBENCH_DIR", "/somewhere/else")
+    for evaluator in ("gpu", "mock"):
+        assert demo._environment(evaluator, 3)["KERNELBENCH_DIR"] == str(BUILTIN_DIR)
+    assert "KERNELBENCH_DIR" not in demo._environment("cpu", 3)  # whose built-in tasks are small ones
+
+
+# ---------------------------------------------------------------- admit
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """A task directory with one task."""
+    (tmp_path / "level1").mkdir()
+    (tmp_path / "level1" / "1_Add.py").write_text(
+        "import torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n\n\n"
+        "def get_inputs():\n    return [torch.rand(4, 8)]\n\n\ndef get_init_inputs():\n    return []\n"
+    )
+    return tmp_path
+
+
+def test_admit_measures_a_directory_by_a_relative_path(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tasks.parent)
+    assert cli.main(["admit", tasks.name]) == 0
+    (row,) = map(json.loads, (tasks / "admission.jsonl").read_text().splitlines())
+    assert row["task_id"] == "level1/1_Add"
+
+
+def test_admit_without_torch_says_so(
+    tasks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert cli.main(["admit", str(tasks)]) == 2
+    assert "needs torch" in capsys.readouterr().err
+
+
+def test_admit_of_no_tasks_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["admit", str(tmp_path)]) == 2
+    assert "level1/NN_name.py" in capsys.readouterr().err
+
+
+def test_admit_that_fails_is_exit_code_3(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
+    assert cli.main(["admit", str(tasks)]) == 3

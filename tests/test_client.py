@@ -187,6 +187,91 @@ def test_an_answer_that_is_not_json_ends_the_session() -> None:
             assert raised.value.code == "bad_answer"
 
 
+def observed(**fields: Any) -> dict[str, Any]:
+    """An observation frame with these fields in the observation."""
+    frame = observation()
+    frame["data"]["observation"] = fields
+    return frame
+
+
+ODD: dict[str, Any] = {
+    "list": [],
+    "null": None,
+    "no type": {"data": observation()["data"]},
+    "state": STATE,
+    "no data": {"type": "observation"},
+    "data list": {"type": "observation", "data": []},
+    "no observation": {"type": "observation", "data": {"reward": 0.5, "done": False}},
+    "observation list": observation(observation=[]),
+    "nan": observation(reward=float("nan")),
+    "infinity": observation(reward=float("inf")),
+    "huge": observation(reward=10**400),
+    "text reward": observation(reward="1.0"),
+    "true reward": observation(reward=True),
+    "no reward": {"type": "observation", "data": {"observation": {}, "done": False}},
+    "text done": observation(done="false"),
+    "done number": observation(done=0),
+    "no done": {"type": "observation", "data": {"observation": {}, "reward": None}},
+    "text correct": observed(correct="false"),
+    "text turn": observed(turn="1"),
+    "unknown stage": observed(stage="sleeping"),
+    "error data": {"type": "error", "data": "no"},
+    "error null": {"type": "error", "data": None},
+    "error code": {"type": "error", "data": {"code": [], "message": "no"}},
+    "error message": {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": 5}},
+    "error empty": {"type": "error", "data": {}},
+}
+
+
+@pytest.mark.parametrize("text", [*map(json.dumps, ODD.values()), "[" * 200_000], ids=[*ODD, "deep"])
+def test_an_odd_answer_is_a_typed_error_and_ends_the_session(text: str) -> None:
+    with scripted(lambda socket, message: socket.send(text)) as url, KernelEnv(url).sync() as env:
+        for call in (lambda: env.step(KernelAction(code="x")), env.reset, env.state):
+            with pytest.raises(ServerError) as raised:
+                call()
+            assert raised.value.code == "bad_answer"
+            assert len(raised.value.message) < 1000
+
+
+@pytest.mark.parametrize(
+    "frame", [observation(), {"type": "state", "data": None}, {"type": "state", "data": {"turn": "1"}}]
+)
+def test_an_odd_state_ends_the_session(frame: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(answer(observation())) as url, KernelEnv(url).sync() as env:
+        env.reset()
+        monkeypatch.setitem(globals(), "STATE", frame)
+        for _ in range(2):
+            with pytest.raises(ServerError) as raised:
+                env.state()
+            assert raised.value.code == "bad_answer"
+
+
+def test_an_odd_first_answer_shows_at_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "STATE", observation())
+    with scripted(answer(observation())) as url:
+        env = KernelEnv(url).sync()
+        with pytest.raises(ServerError, match="bad_answer"):
+            env.connect()
+        env.close()
+
+
+@pytest.mark.parametrize("errors", [None, 5, [5, {}, {"loc": 5}, {"loc": ["code"], "msg": ["x"]}]])
+def test_odd_details_of_a_validation_error_are_shown_as_they_are(errors: Any) -> None:
+    with scripted(answer(error("VALIDATION_ERROR", "Invalid", errors=errors))) as url, KernelEnv(url).sync() as env:
+        with pytest.raises(InvalidRequestError) as raised:
+            env.reset()
+        assert raised.value.code == "validation_error"
+        assert env.state().step_count == 0
+
+
+def test_arguments_that_are_not_json_are_refused_and_leave_the_session_usable() -> None:
+    with scripted(answer(observation("hello"))) as url, KernelEnv(url).sync() as env:
+        with pytest.raises(InvalidRequestError) as raised:
+            env.reset(seed=object())
+        assert raised.value.code == "invalid_argument"
+        assert env.reset().observation.feedback == "hello"
+
+
 @pytest.mark.parametrize(
     ("frame", "kind", "code", "message"),
     [

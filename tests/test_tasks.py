@@ -68,9 +68,25 @@ def test_builtin_tasks_are_small_for_cpu_only(evaluator: str, small: bool) -> No
     assert ("\nbatch_size = 32\n" in text) is small
 
 
+def test_cpu_has_the_small_builtin_tasks_also_where_the_image_s_directory_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "IMAGE_KERNELBENCH_DIR", folder)
+    source = TaskSource.open(Settings(), "cpu")
+    assert source.root == BUILTIN_DIR
+    assert source.get("level2/76_Gemm_Add_ReLU").small
+
+
 def test_own_tasks_keep_their_sizes_for_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELBENCH_DIR", str(folder))
-    assert TaskSource.open(Settings(), "cpu").get("level1/19_ReLU").source == "# level1/19_ReLU.py\n"
+    task = TaskSource.open(Settings(), "cpu").get("level1/19_ReLU")
+    assert (task.source, task.small) == ("# level1/19_ReLU.py\n", False)
+
+
+def test_a_variant_is_small_only_where_it_differs(folder: Path) -> None:
+    (folder / "level1/19_ReLU.py").write_text("batch_size = 4\n")
+    for value, small in ((4, False), (2, True)):
+        assert TaskSource(folder, {"level1/19_ReLU": {"batch_size": value}}).get("level1/19_ReLU").small is small
 
 
 def test_directory_without_tasks_is_refused_with_a_hint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
