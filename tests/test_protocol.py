@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -53,7 +54,7 @@ def frame(message: msgspec.Struct) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
-RAN = Ran(7, 1.5, 0.5, ["t", 0], [OutputMeta([2, 3], [3, 1], "float32")])
+RAN = Ran(7, 1.5, 0.5, msgspec.Raw(msgspec.msgpack.encode(["x", 0])), [OutputMeta([2, 3], [3, 1], "float32")])
 
 
 def test_messages_arrive_in_order_and_whole(pair: Pair) -> None:
@@ -109,6 +110,19 @@ def test_an_oversized_frame_is_refused_before_its_body_is_read(pair: Pair) -> No
 def test_a_frame_that_is_no_valid_message_is_a_violation(pair: Pair, body: bytes) -> None:
     pair.peer.sendall(struct.pack("<I", len(body)) + body)
     with pytest.raises(PeerViolation):
+        pair.connection.recv(soon())
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large"), SystemError("in the decoder")])
+def test_whatever_reading_a_message_raises_is_its_senders_violation(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def decode(body: bytes) -> None:
+        raise error
+
+    monkeypatch.setattr(pair.connection, "_decoder", SimpleNamespace(decode=decode))
+    pair.peer.sendall(frame(Loaded()))
+    with pytest.raises(PeerViolation, match=type(error).__name__):
         pair.connection.recv(soon())
 
 

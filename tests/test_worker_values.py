@@ -259,6 +259,60 @@ def test_depth_of_a_spec_is_bounded() -> None:
         tree.validate(spec, 1)
 
 
+def test_a_spec_arrives_as_it_was_sent() -> None:
+    value = (torch.ones(1), [1, 2**64 - 1, -(2**63)], {"z": torch.ones(2), "a": (True, None, "x", 0.5, -0.0)}, [])
+    spec, tensors = tree.flatten(value)
+    assert tree.received(tree.packed(spec), len(tensors)) == spec
+    with pytest.raises(tree.TreeError):
+        tree.received(tree.packed(spec), len(tensors) + 1)
+    largest = tree.flatten([float(number) for number in range(tree.MAX_NODES - 1)])[0]
+    assert tree.received(tree.packed(largest), 0) == largest
+
+
+HOSTILE = {
+    "a map": ["v", {1: 2}],
+    "a map of maps": ["v", {"a": {0.5: {"b": 1}}}],
+    "a map whose keys collide": ["v", {(-1, -2): 1, (-2, -1): 2}],
+    "a map for a node": {"t": []},
+    "a map in a tuple": ["t", [{"x": 0}]],
+    "a list for a scalar": ["v", [1]],
+    "bytes": ["v", b"x"],
+    "a key that is no string": ["d", [[1, ["v", 1]]]],
+    "three parts": ["v", 1, 2],
+    "an unknown kind": ["q", 1],
+    "text for an index": ["x", "0"],
+    "too long": ["v", "x" * tree.MAX_SPEC_BYTES],
+}
+
+
+@pytest.mark.parametrize("spec", HOSTILE.values(), ids=HOSTILE.keys())
+def test_nothing_but_a_spec_is_made_of_a_message(spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def validate(spec: Any, count: int) -> None:
+        raise AssertionError(f"{str(spec)[:80]} was made")
+
+    monkeypatch.setattr(tree, "validate", validate)
+    with pytest.raises(tree.TreeError):
+        tree.received(tree.packed(spec), 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x92\xa1t\x91" * 30_000 + b"\x92\xa1v\xc0",  # nested
+        b"\x92\xa1t\x91" * 200 + b"\x92\xa1v\xc0",
+        b"\x92\xa1t\xdd\xff\xff\xff\xff",  # says that it holds 2**32 nodes
+        b"\x92\xa1v\xdb\xff\xff\xff\xff",
+        b"\x92\xa1v\xa2\xff\xfe",  # not UTF-8
+        b"\x92\xa1t\xdd\x00\x00\x75\x30" + b"\x92\xa1t\x90" * 30_000,  # as many as fit in
+    ],
+)
+def test_malformed_messages_are_no_specs(body: bytes) -> None:
+    with pytest.raises(tree.TreeError):
+        tree.received(msgspec.Raw(body), 0)
+
+
 @pytest.mark.parametrize(
     ("actual", "expected", "words"),
     [

@@ -249,6 +249,9 @@ ATTACKS: tuple[Attack, ...] = (
     _attack("125", "63", SOFTMAX, _LEFT, times=2, needs=PRIVATE),
     _attack("126", "44", SOFTMAX, "each submission is forked from an untouched process", times=2, static=True),
     _attack("127", "own", SOFTMAX, _LEFT, times=2, static=True),
+    _attack("131", "own", SOFTMAX, "files in memory of a limited size", needs=("mount",)),
+    _attack("132", "own", SOFTMAX, "no system call that wakes the stopped", static=True, needs=("seccomp",)),
+    _attack("133", "own", SOFTMAX, _FRAMES, static=True),
     # -------------------------------------------------- the GPU
     _attack("200", "35", SOFTMAX, _CLOCK, must="not_paid_more", on=GPU),
     _attack("201", "own", SOFTMAX, _CLOCK, must="not_paid_more", on=GPU),
