@@ -20,7 +20,7 @@ from server.worker.calls import Evaluation
 from server.worker.compare import Comparison, ReferenceUnusable
 from server.worker.lease import Cancelled, InfrastructureFault
 from server.worker.process import SubmissionFailed
-from server.worker.protocol import CandidateReply, OutputMeta, Ran
+from server.worker.protocol import OutputMeta, Ran
 
 VALUE = {"a": torch.ones(2, 3), "b": (1, 0.5, "text", None)}
 SPEC, TENSORS = tree.flatten(VALUE)
@@ -39,7 +39,7 @@ def evaluation() -> Evaluation:
 
 def read(answer: Ran) -> list[torch.Tensor] | Comparison:
     """As the judge reads an answer that has come over a socket."""
-    received = msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=CandidateReply)
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=Ran)
     return evaluation()._answered(received, SPEC, TENSORS)
 
 

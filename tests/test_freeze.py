@@ -164,6 +164,21 @@ def test_a_stopped_candidate_stands_still(code, slots, kind, tmp_path):
         until(lambda: counters.have_gone_on(stopped))
 
 
+@pytest.mark.parametrize("kind", (FULL, CONTAINER), ids=lambda kind: kind.name)
+def test_what_outlives_the_first_process_is_stopped_too(kind, tmp_path):
+    with outside(tmp_path) as clock, start(kind).candidate(COUNT + "forked(0)\nos._exit(0)") as (candidate, workdir):
+        directory = os.open(workdir, os.O_PATH)  # is not found any more when that process has ended
+        with pytest.raises(SubmissionFailed, match="exit code 0"):
+            candidate.call(Load("submission.py", "ModelNew", True), Loaded, TIMEOUT_S, "It")
+        counters = Counters(Path(f"/proc/self/fd/{directory}"), 1)
+        os.close(directory)
+        until(lambda: counters.have_gone_on([0]))
+        candidate.freeze()
+        stopped, began = counters.read(), clock.read()
+        until(lambda: clock.have_gone_on(began, 200))
+        assert counters.read() == stopped
+
+
 def test_a_compilers_processes_may_go_on():
     with start(FULL).candidate(COUNT + PLAIN + END) as (candidate, workdir):
         candidate.call(Load("submission.py", "ModelNew", True), Loaded, TIMEOUT_S, "It")

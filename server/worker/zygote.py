@@ -119,8 +119,9 @@ class Zygote:
             self._connection.send(Killed())
             return
         if isinstance(request, Freeze):
+            # Others of its processes may live longer than the first.
             if self._pid is not None:
-                self._freeze(self._pid, request.everything)
+                self._freeze(None if request.everything else self._pid)
             self._connection.send(Frozen())
             return
         if isinstance(request, Thaw):
@@ -141,14 +142,15 @@ class Zygote:
         self._pid = pid
         self._connection.send(Spawned(pid))
 
-    def _freeze(self, pid: int, everything: bool) -> None:
+    def _freeze(self, only: int | None) -> None:
         try:
-            self._children.freeze(None if everything else pid)
+            self._children.freeze(only)
         except TimeoutError:
             # Others wait for it to be stopped.
             self._children.end()
-            self._pid = None
-            self._connection.send(Exited(pid, signal=signal.SIGKILL, unstoppable=True))
+            pid, self._pid = self._pid, None
+            if pid is not None:
+                self._connection.send(Exited(pid, signal=signal.SIGKILL, unstoppable=True))
 
     def _report_exits(self) -> None:
         while True:
