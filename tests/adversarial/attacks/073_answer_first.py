@@ -31,6 +31,8 @@ def softmax(x, out=None):
 
 def run(self, request):
     meta = candidate.OutputMeta(self._expected[0].shape, self._expected[0].strides, self._expected[0].dtype)
+    if request.announce:
+        wire.send(candidate.Queued(request.call))
     wire.send(candidate.Ran(request.call, 1e-6, 0.1, ["x", 0], [meta]))
     softmax(self._inputs[0], self._outputs[0])
     return None

@@ -30,6 +30,9 @@ def run(self, request):
     self._device.wait_gate(self._gate, request.gate)
     softmax(self._inputs[0], self._outputs[0])
     meta = candidate.OutputMeta(self._expected[0].shape, self._expected[0].strides, self._expected[0].dtype)
+    if request.announce:
+        self._connection.send(candidate.Queued(request.call))
+    self._device.signal(self._gate, request.gate)
     return candidate.Ran(request.call, 1e-3, 0.1, ["x", 0], [meta])
 
 
