@@ -120,7 +120,7 @@ class Zygote:
             return
         if isinstance(request, Freeze):
             # Others of its processes may live longer than the first.
-            if self._pid is not None:
+            if request.everything or self._pid is not None:
                 self._freeze(None if request.everything else self._pid)
             self._connection.send(Frozen())
             return
