@@ -91,7 +91,7 @@ def softmax(rows: int = 3, columns: int = BLOCK + 3 * COLUMN_GROUP) -> Any:
 class TestKernels:
     __test__ = RUNS_KERNELS
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300, deadline=None, derandomize=True)
     @given(
         seed=st.integers(0, 2**32),
         dtype=st.sampled_from(DTYPES),
@@ -122,6 +122,10 @@ class TestKernels:
             for name, values in (("got", got), ("want", want)):
                 if into in (name, "both"):
                     values[at] = torch.tensor(sign * special).to(dtype)
+        if INTERPRETED and dtype == torch.bfloat16:
+            # The interpreter takes bfloat16's denormals for zero; a GPU does not.
+            for values in (got, want):
+                values[values.abs() < torch.finfo(dtype).tiny] = 0.0
         got, want = got.to(DEVICE), want.to(DEVICE)
         assert all_right(got, want, atol=atol, rtol=rtol) == in_chunks(got, want, atol, rtol)
 
