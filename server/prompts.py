@@ -34,16 +34,17 @@ def extra_inputs_text(task_id: str, admission: Admission | None = None) -> list[
         if tolerances := _tight(plan):
             which = f"these inputs: {family_named(plan.family).description}" if plan.family else "the task's own inputs"
             texts.append(
-                f"On {which}, the usual tolerance would accept outputs that did no work, so it is {tolerances} there."
+                f"On {which}, the usual tolerance alone would accept outputs that did no work: there the absolute "
+                f"error may be at most {tolerances}."
             )
     return texts
 
 
 def _tight(plan: TrialPlan) -> str:
-    """The tolerances that replace the usual one, in words; "" when none does."""
+    """The tolerances that hold besides the usual one, in words; "" when none does."""
     several = len(plan.atol) > 1
     return ", ".join(
-        f"{atol:.3g} absolute and no relative tolerance{f' for output {number}' if several else ''}"
+        f"{atol:.3g}{f' for output {number}' if several else ''}"
         for number, atol in enumerate(plan.atol)
         if atol is not None
     )

@@ -247,7 +247,7 @@ class TaskSource:
             full, source = source, apply_overrides(source, self._small[task_id])
             small = source != full
         level = int(task_id.split("/")[0].removeprefix("level"))
-        admission = self._admission.get(task_id, hashlib.sha256(source.encode()).hexdigest())
+        admission = self._admission.get(task_id, _digest(source))
         split = split_of(task_id) if admission is None or admission.admitted else None
         task = Task(task_id=task_id, source=source, level=level, split=split, admission=admission, small=small)
         self._cache[task_id] = task

@@ -140,7 +140,7 @@ def test_the_model_is_told_what_its_trials_use(tasks: Path) -> None:
     task = TaskSource(tasks).get("level1/1_Task")
     text = " ".join(extra_inputs_text(task.task_id, task.admission))
     assert "factor between 1/4 and 4" in text
-    assert "0.001 absolute and no relative tolerance" in text
+    assert "the absolute error may be at most 0.001" in text
     assert "0.001" not in " ".join(extra_inputs_text(task.task_id, None))
 
 
@@ -177,3 +177,5 @@ def test_the_judge_uses_the_tolerances_and_inputs_of_the_plan(pool: Pool) -> Non
     assert outcome(pool, off, own)[0] == "scored"
     assert outcome(pool, off, TrialPlan("", [1e-9]))[0] == "wrong_values"
     assert outcome(pool, off, own, TrialPlan("normal", [1e-9]))[0] == "wrong_values"
+    wrong = softmax(value="y / tl.sum(y, axis=0) * 1.5")
+    assert outcome(pool, wrong, TrialPlan("", [1e3]))[0] != "scored", "a plan never loosens the usual tolerance"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -80,10 +81,12 @@ def test_a_client_that_sends_far_ahead_is_cut_off_and_frees_its_worker(vanishes:
         ask(client, json.dumps({"type": "reset", "data": {"task_id": TASK}}))
         client.send(json.dumps({"type": "step", "data": {"code": demo_kernels.GOOD}}))
         assert evaluator.entered.wait(WAIT_S)
-        for _ in range(2 * MAX_MESSAGES_AHEAD):
-            client.send(STATE)
+        with contextlib.suppress(ConnectionClosed):  # it may be cut off before it has sent all
+            for _ in range(2 * MAX_MESSAGES_AHEAD):
+                client.send(STATE)
         if vanishes:
-            client.socket.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
+                client.socket.shutdown(socket.SHUT_RDWR)
         else:
             with pytest.raises(ConnectionClosed) as closed:
                 client.recv(timeout=WAIT_S)

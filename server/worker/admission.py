@@ -9,6 +9,7 @@ not suffice at the usual tolerance, a tighter one between the two errors is take
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -255,19 +256,23 @@ def _tf32(allowed: bool) -> Iterator[None]:
 
 
 def _exact(task: TaskContext, reference: Reference, draw: Draw) -> list[torch.Tensor] | None:
-    """The reference in float64; None where it cannot be run in it (a dtype is written into its code, or memory)."""
-    reference.model.double()
+    """The reference in float64; None where it cannot be run in it (a dtype is written into its code, or memory).
+
+    A copy: what a model keeps beside its parameters and buffers could not be brought back.
+    """
     torch.set_default_dtype(torch.float64)
     try:
+        model = copy.deepcopy(reference.model).double()
         wide = [t.double() if t.is_floating_point() else t.clone() for t in draw.tensors]
         with torch.no_grad():
-            outputs = tree.flatten(reference.model(*tree.unflatten(draw.spec, wide)))[1]
+            outputs = tree.flatten(model(*tree.unflatten(draw.spec, wide)))[1]
         return outputs if all(o.dtype != torch.float32 for o in outputs) else None
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+    except torch.AcceleratorError:
+        raise  # the device is lost, and nothing that is measured on it afterwards is true
+    except (RuntimeError, TypeError, ValueError):
         return None
     finally:
         torch.set_default_dtype(torch.float32)
-        reference.model.float()
 
 
 def describe(task_id: str, source_hash: str, result: Admission) -> dict[str, object]:

@@ -61,11 +61,17 @@ def main() -> int:
             result = admit(task, atol=1e-2, rtol=1e-2)
         except torch.AcceleratorError:
             raise
+        except torch.OutOfMemoryError:
+            print(f"{task_id}: needs more memory than this device has free", flush=True)
+            result = None
         except (TaskError, RuntimeError, ValueError, TypeError) as error:
             result = Admission(False, f"{type(error).__name__}: {str(error)[:300]}")
         task = None
         gc.collect()
         device.empty_cache()
+        if result is None:
+            missing += 1
+            continue
         rows[task_id] = describe(task_id, digest, result)
         _write(arguments.out, rows)
         print(f"{time.monotonic() - started:6.1f} s  {_sentence(rows[task_id])}", flush=True)

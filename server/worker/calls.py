@@ -43,7 +43,6 @@ from server.worker.protocol import (
 )
 from server.worker.slots import SharedSlots
 from server.worker.task_context import Draw, Reference, TaskContext, fresh_seed
-from server.worker.timing import Timing
 from server.worker.trash import Trash
 from server.worker.weights import state_tensors
 
@@ -94,7 +93,6 @@ class Progress:
     total: int = 0
     max_abs_error: float | None = None
     correct: bool = False
-    timing: Timing | None = None
     printed: str = ""
     phase_seconds: dict[str, float] = field(default_factory=dict)
 
@@ -121,7 +119,7 @@ class Evaluation:
         self._candidate: CandidateProcess
         self.opened = False
         self.hang_s = math.inf
-        """How long the kernels of a first call may run: until it is over nobody else can time anything."""
+        """How long the kernels of a first or a timed call may run: until it is over nobody else can time anything."""
         self._calls = 0
         self._lead_ms = LEAD_MS
 
@@ -220,7 +218,7 @@ class Evaluation:
                 device.wait_signal(slots.gate, request.gate)
                 slots.snapshot()
                 ended = device.mark()
-                answer = self._candidate.wait(Ran, timeout_s, "A call of forward")
+                answer = self._candidate.wait(Ran, min(timeout_s, self.hang_s), "A call of forward")
             else:
                 if compiles:
                     self._candidate.wait(Queued, timeout_s, "A call of forward")
@@ -234,11 +232,12 @@ class Evaluation:
             raise
         if window_ms is None:
             device.release(slots.gate, request.gate)
-        if window_ms is None or answer.call != request.call:
+            raise SubmissionFailed("protocol_error", "The submission's process answered before its work had ended.")
+        if answer.call != request.call:
             raise SubmissionFailed("protocol_error", "The submission's process answered a call that was not made.")
         if not (0 <= answer.elapsed_ms <= MAX_ELAPSED_MS and 0 <= answer.queued_ms <= MAX_ELAPSED_MS):
             raise SubmissionFailed("protocol_error", "The submission's process reported a time that is not one.")
-        self._lead_ms = min(max(LEAD_MS, LEAD_FACTOR * answer.queued_ms + LEAD_MS), MAX_LEAD_MS)
+        self._lead_ms = min(LEAD_MS + LEAD_FACTOR * answer.queued_ms, MAX_LEAD_MS)
         return answer, window_ms
 
     def verify(

@@ -115,7 +115,7 @@ def compare(
     Args:
         actual, expected: the tensors in order, on one device.
         inputs: the inputs of this trial as the reference saw them; argmax and argmin tasks need them.
-        tight: for each output the absolute tolerance that replaces both of the others, or None. Empty for none.
+        tight: for each output an absolute tolerance that must hold besides, or None. Empty for none.
 
     Raises:
         ReferenceNonfinite: an expected output has a NaN.
@@ -132,9 +132,10 @@ def compare(
             detail = f"the dtype is {dtype_name(got.dtype)}, and the reference's is {dtype_name(want.dtype)}."
             return Comparison(False, "wrong_dtype", output=number, detail=detail)
         if want.is_floating_point():
+            result = _compare_floats(got, want, number, task_id, atol, rtol)
             absolute = tight[number] if number < len(tight) else None
-            tolerances = (atol, rtol) if absolute is None else (absolute, 0.0)
-            result = _compare_floats(got, want, number, task_id, *tolerances)
+            if result.ok and absolute is not None:
+                result = _compare_floats(got, want, number, task_id, absolute, 0.0)
         else:
             result = _compare_integers(got, want, number, task_id, inputs)
         if not result.ok:

@@ -38,7 +38,7 @@ class StartFailed(msgspec.Struct, tag="start_failed"):
 
 class TrialPlan(msgspec.Struct):
     """Inputs that correctness trials use: the task's own ("") or a family's, and for each output the absolute tolerance
-    that replaces the usual one (None: it does not)."""
+    that must hold besides the usual one (None: none)."""
 
     family: str
     atol: list[float | None]

@@ -50,7 +50,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Trial:
-    """Inputs of a trial (None: the task's own) and, for each output, the tolerance that replaces the usual one."""
+    """Inputs of a trial (None: the task's own) and, for each output, an absolute tolerance besides the usual."""
 
     family: InputFamily | None
     tight: tuple[float | None, ...] = ()
