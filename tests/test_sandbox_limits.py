@@ -51,13 +51,17 @@ def failure_of(host: Host, code: str) -> SubmissionFailed:
 # ---------------------------------------------------------------- memory
 
 
+# A mount below a covered one is listed too: its path then leads into what covers it, which counts once.
 FILES_IN_MEMORY = """
-result = {}
+found = {}
 for line in open("/proc/self/mounts"):
     _, path, kind, _ = line.split(" ", 3)
     if kind == "tmpfs" and os.access(path, os.W_OK):
-        found = os.statvfs(path)
-        result[path] = [found.f_frsize * found.f_blocks, found.f_files]
+        size = os.statvfs(path)
+        device = os.stat(path).st_dev
+        if device not in found or len(path) < len(found[device][0]):
+            found[device] = path, size.f_frsize * size.f_blocks, size.f_files
+result = {path: sizes for path, *sizes in found.values()}
 """
 
 
