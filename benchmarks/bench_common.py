@@ -37,13 +37,16 @@ _VERDICT = (
 
 
 class BenchmarkPool(PoolEvaluator):
-    """A pool whose judges are benchmark_judge.py's, which explains the two switches."""
+    """A pool whose judges are benchmark_judge.py's, which explains the switches."""
 
     judge_module = "benchmarks.benchmark_judge"
 
-    def __init__(self, settings: Settings, self_test: bool = False, every_run: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, self_test: bool = False, every_run: bool = False, whole_pytorch: bool = False
+    ) -> None:
         super().__init__(settings)
-        os.environ["BENCHMARK_JUDGE"] = json.dumps({"self_test": self_test, "every_run": every_run})
+        switches = {"self_test": self_test, "every_run": every_run, "whole_pytorch": whole_pytorch}
+        os.environ["BENCHMARK_JUDGE"] = json.dumps(switches)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The judge with what only a benchmark may change; runs in the judge's place (PoolEvaluator.judge_module).
 
-BENCHMARK_JUDGE in the environment is a JSON object with two switches. `self_test`: the submission is the reference, so
+BENCHMARK_JUDGE in the environment is a JSON object with switches. `self_test`: the submission is the reference, so
 it runs as the baseline does, without the guard and its output is not judged, though the judge does the same work.
-`every_run`: timing does not stop early. Always: a verdict's infra_detail, which only logs see, holds the timed calls'
-event times and how long the host took to queue them.
+`every_run`: timing does not stop early. `whole_pytorch`: a submission may use all of it, but not in forward. Always: a
+verdict's infra_detail, which only logs see, holds the timed calls' event times and how long the host queued them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from server.worker import evaluation, judge, timing
@@ -25,10 +26,10 @@ VARIABLE = "BENCHMARK_JUDGE"
 
 
 def _run_without_guard() -> None:
-    load = Evaluation.load
+    plain = Evaluation.open
 
-    def unguarded(self: Evaluation, class_name: str, guard: bool, ghost: bool = False) -> None:
-        load(self, class_name, False, ghost)
+    def trusting(self: Evaluation, stack: ExitStack, source: str, *_: Any, **__: Any) -> None:
+        plain(self, stack, source, trusted=True)
 
     def same_work(
         self: Evaluation,
@@ -44,8 +45,19 @@ def _run_without_guard() -> None:
         inputs = draw.arguments()
         compare(expected, expected, task_id=task.task_id, atol=request.atol, rtol=request.rtol, inputs=inputs)
 
-    Evaluation.load = unguarded
+    Evaluation.open = trusting
     Evaluation.verify = same_work
+
+
+def _leave_pytorch() -> None:
+    plain = Evaluation.open
+
+    def whole(self: Evaluation, stack: ExitStack, source: str, *_: Any, **__: Any) -> None:
+        trusted = source == self._request.task_source
+        plain(self, stack, source, trusted=True)
+        self._trusted = trusted
+
+    Evaluation.open = whole
 
 
 def _time_every_run() -> None:
@@ -85,6 +97,8 @@ def main() -> None:
     switches = json.loads(os.environ[VARIABLE])
     if switches["self_test"]:
         _run_without_guard()
+    if switches["whole_pytorch"]:
+        _leave_pytorch()
     if switches["every_run"]:
         _time_every_run()
     _report_samples()

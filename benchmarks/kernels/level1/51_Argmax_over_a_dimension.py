@@ -1,0 +1,47 @@
+"""Index of the maximum over the middle dimension in Triton: each program takes a strip of columns.
+
+Every lane keeps the first row that attained its own maximum; of the lanes that share the column's, the lowest row wins.
+"""
+
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def column_argmax_kernel(x_ptr, y_ptr, rows, cols, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    batch = tl.program_id(1).to(tl.int64)
+    col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    lane = tl.arange(0, BLOCK_R)
+    base = x_ptr + batch * rows * cols
+    best = tl.full([BLOCK_R, BLOCK_C], float("-inf"), tl.float32)
+    where = tl.zeros([BLOCK_R, BLOCK_C], tl.int32) + lane[:, None]
+    last = rows
+    for start in range(0, last, BLOCK_R):
+        row = start + lane
+        mask = (row < last)[:, None] & (col < cols)[None, :]
+        x = tl.load(base + row[:, None] * cols + col[None, :], mask=mask, other=float("-inf"))
+        better = x > best
+        best = tl.where(better, x, best)
+        where = tl.where(better, row[:, None], where)
+    winner = tl.max(best, axis=0)
+    found = tl.min(tl.where(best == winner[None, :], where, rows), axis=0)
+    tl.store(y_ptr + batch * cols + col, found.to(tl.int64), mask=col < cols)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        if x.dim() != 3 or self.dim != 1:
+            raise ValueError("this kernel searches a 3-dimensional tensor over dimension 1")
+        batch, rows, cols = x.shape
+        y = torch.empty((batch, cols), device=x.device, dtype=torch.int64)
+        block_c = 128
+        grid = (triton.cdiv(cols, block_c), batch)
+        column_argmax_kernel[grid](x, y, rows, cols, BLOCK_R=16, BLOCK_C=block_c, num_warps=4)
+        return y
