@@ -1,5 +1,6 @@
 """The `kernel-env` command: `demo` plays an episode against a server of its own, `eval` scores one file in process,
-`rescore` recomputes the rewards of an evaluation log, `admit` measures which tasks of a directory can be scored.
+`rescore` recomputes the rewards of an evaluation log, `admit` measures which tasks of a directory can be scored,
+`baseline` times the references ahead of training.
 
 Touches the terminal, for `demo` and `admit` a child process, and for `demo` a local port. Heavy imports happen inside
 the commands.
@@ -55,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     again.add_argument("--json", action="store_true", help="print a JSON line for each step and one for the sum")
     admission = commands.add_parser("admit", help="measure which tasks of your own can be scored; needs torch")
     admission.add_argument("directory", type=Path, metavar="DIR", help="holds level1/, ...; gets admission.jsonl")
+    baseline = commands.add_parser("baseline", help="time the references, so that no step has to wait for it")
+    baseline.add_argument("--split", choices=("train", "eval"), help="default: all tasks")
+    baseline.add_argument("--only", default="", metavar="SUBSTR", help="only tasks whose id contains this")
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "demo":
@@ -65,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _rescore(arguments.log, arguments.reward, arguments.json)
         if arguments.command == "admit":
             return _admit(arguments.directory)
+        if arguments.command == "baseline":
+            return _baseline(arguments.split, arguments.only)
         return _evaluate(arguments.file, arguments.task, arguments.language, arguments.evaluator, arguments.json)
     except _Stop as stop:
         print(f"kernel-env: {stop}", file=sys.stderr)
@@ -164,6 +170,30 @@ def _admit(directory: Path) -> int:
     # From where `server` is too, installed or not.
     finished = subprocess.run(command, cwd=Path(__file__).resolve().parents[1], check=False)
     return 0 if finished.returncode == 0 else EXIT_NOT_SCORED
+
+
+def _baseline(split: str | None, only: str) -> int:
+    """Time the references of a split with the judges that a server would start."""
+    from pydantic import ValidationError
+
+    from server.baseline import measure
+    from server.errors import TaskSourceError
+    from server.evaluator import EvaluatorUnavailable
+    from server.settings import explain, get_settings
+
+    try:
+        settings = get_settings()
+    except ValidationError as exc:
+        raise _Stop(f"invalid settings: {explain(exc)}") from exc
+    if settings.evaluator != "gpu":
+        raise _Stop(f"KERNEL_ENV_EVALUATOR={settings.evaluator} keeps no times: only those of a GPU last")
+    try:
+        failed = measure(settings, split, only)
+    except (TaskSourceError, EvaluatorUnavailable) as exc:
+        raise _Stop(str(exc)) from exc
+    for task_id, reason in failed:
+        print(f"{task_id}: {reason}", file=sys.stderr)
+    return EXIT_NOT_SCORED if failed else 0
 
 
 def describe(observation: KernelObservation) -> str:

@@ -138,8 +138,19 @@ class KernelObservation(Observation):
     t_new_ms: float | None = Field(default=None, description="Median time of the submission")
     t_ref_spread: float | None = Field(default=None, description="(p90 - p10) / median of the reference times")
     t_new_spread: float | None = Field(default=None, description="(p90 - p10) / median of the submission times")
+    t_new_interval_ms: tuple[float, float] | None = Field(
+        default=None, description="95% confidence interval of t_new_ms; None for fewer than six runs"
+    )
     timed_runs: int | None = None
     timing_method: str | None = Field(default=None, description="'event', 'wall' (judge's clock) or 'mock'")
+    kernel_time_fraction: float | None = Field(
+        default=None,
+        description="Share of t_new_ms that a call does not take when the submission's Triton kernels do nothing",
+    )
+    sm_clock_mhz: int | None = Field(default=None, description="The GPU's clock after the timed runs")
+    throttled: list[str] = Field(
+        default_factory=list, description="What held the GPU's clocks down during the timed runs: 'power', 'thermal'"
+    )
     bound: str | None = Field(default=None, description="'compute' or 'memory': the roofline term that binds")
     arithmetic_intensity: float | None = Field(default=None, description="FLOP per compulsory byte")
     t_min_ms: float | None = Field(default=None, description="Roofline floor")

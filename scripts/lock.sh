@@ -21,5 +21,5 @@ compile() {
 }
 
 printf '%s\n' "$TORCH" "$TRITON" > "$torch_pins"
-printf '%s\n' einops hatchling ninja | compile pyproject.toml - -o requirements.lock "$@"
+printf '%s\n' einops hatchling ninja nvidia-ml-py | compile pyproject.toml - -o requirements.lock "$@"
 compile "$torch_pins" --constraint requirements.lock -o scripts/torch.lock "$@"

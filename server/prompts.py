@@ -156,13 +156,10 @@ def _submission_rules(language: Language, evaluator: Evaluator) -> list[str]:
     return [
         *rules,
         _LOAD_INLINE + " Write at least one `__global__` kernel in `cuda_sources` and launch it in `forward`.",
-        "Compile time counts against the limit below. Keep headers light and templates few: do not include "
-        "`torch/extension.h` in `cuda_sources`, where it doubles the time.",
-        "Fastest form, seconds instead of half a minute: pass `no_implicit_headers=True` and no `functions`; let "
-        "`cuda_sources` include only CUDA's headers and hold the kernels and launcher functions whose arguments are "
-        "sizes and `uintptr_t` addresses; let `cpp_sources` include only `pybind11/pybind11.h`, declare the launchers "
-        "and bind them in a `PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)`; call them with `x.data_ptr()` and "
-        "`torch.cuda.current_stream().cuda_stream`.",
+        "Compile time counts against the limit below. Fast form, seconds: the only headers are `torch/extension.h` "
+        "(first), `cuda_runtime.h` and CUDA's other small ones, `ATen/cuda/CUDAContext.h` and `c10/cuda/CUDAGuard.h`; "
+        "PyTorch is there to check and allocate tensors and for the current stream. `torch::nn`, `torch::autograd`, "
+        "`requires_grad(true)`, or a `#define` of PyTorch's or CUDA's macros before the headers, takes half a minute.",
     ]
 
 

@@ -80,8 +80,12 @@ def score(verdict: Verdict, settings: Settings, device: DeviceInfo | None, task_
         "t_new_ms": verdict.t_new_ms,
         "t_ref_spread": verdict.t_ref_spread,
         "t_new_spread": verdict.t_new_spread,
+        "t_new_interval_ms": verdict.t_new_interval_ms,
         "timed_runs": verdict.timed_runs,
         "timing_method": verdict.timing_method,
+        "kernel_time_fraction": verdict.kernel_time_fraction,
+        "sm_clock_mhz": verdict.sm_clock_mhz,
+        "throttled": verdict.throttled,
     }
     roofline = _roofline(verdict, device)
     if device is not None:

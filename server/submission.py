@@ -21,6 +21,7 @@ from server.metrics import Metrics
 from server.prompts import Language
 from server.scoring import MAX_FEEDBACK_CHARS, Score, infrastructure, score
 from server.settings import Settings
+from server.static_rules import Violation
 from server.static_work import Work
 from server.tasks import Task, TaskSource
 from server.text import bound
@@ -70,18 +71,15 @@ async def judge(
     began = time.monotonic()
     work = Work()
     try:
-        check = asyncio.to_thread(_static_score, code, language, services.evaluator.name == "cpu", work)
         try:
-            violated = await asyncio.wait_for(check, STATIC_TIMEOUT_S)
-        except TimeoutError:
-            violated = _rejected("static_violation", "The source takes too long to parse. Make it shorter and simpler.")
+            violated = await _static_score(code, language, services.evaluator.name == "cpu", work, deadline_s)
         finally:
             work.stop()  # a thread that nobody waits for any more ends
         judged.phase_seconds["static"] = time.monotonic() - began
         if violated is not None:
             judged.score = violated
         else:
-            request = _request(services.settings, judged.eval_id, task, language, code)
+            request = evaluation_request(services.settings, judged.eval_id, task, language, code)
             result = await _evaluate(services.evaluator, request, deadline_s - judged.phase_seconds["static"])
             device = judged.device = result.device or services.evaluator.device
             judged.verdict = result.verdict
@@ -95,6 +93,8 @@ async def judge(
                 "tolerance": result.verdict.t_tolerance_ms,
             }
             judged.score = score(result.verdict, services.settings, device, task.task_id)
+    except _NoThread as exc:
+        judged.score, judged.infra_detail = infrastructure(InfraCode.STEP_DEADLINE), str(exc)
     except Exception as exc:
         judged.score = infrastructure(InfraCode.JUDGE_ERROR)
         judged.infra_detail = describe(exc)
@@ -107,9 +107,33 @@ def describe(exc: Exception) -> str:
     return bound("".join(traceback.format_exception(exc)), MAX_FEEDBACK_CHARS)
 
 
-def _static_score(code: str, language: Language, cpu: bool, work: Work) -> Score | None:
-    """The score of a submission that a parser rejects, None for any other."""
-    violations = static_checks.check(code, language, cpu=cpu, work=work)
+class _NoThread(Exception):
+    """The server was too busy to look at a submission at all."""
+
+
+async def _static_score(code: str, language: Language, cpu: bool, work: Work, deadline_s: float) -> Score | None:
+    """The score of a submission that a parser rejects, None for any other.
+
+    Raises:
+        _NoThread: no thread became free within `deadline_s` seconds.
+    """
+    loop, began = asyncio.get_running_loop(), asyncio.Event()
+
+    def check() -> list[Violation]:
+        loop.call_soon_threadsafe(began.set)
+        return static_checks.check(code, language, cpu=cpu, work=work)
+
+    checking = asyncio.ensure_future(asyncio.to_thread(check))
+    try:
+        # The wait for a thread is not the submission's doing.
+        await asyncio.wait_for(began.wait(), deadline_s)
+    except TimeoutError as error:
+        checking.cancel()
+        raise _NoThread("no thread became free for the static checks within the step's deadline") from error
+    try:
+        violations = await asyncio.wait_for(checking, STATIC_TIMEOUT_S)
+    except TimeoutError:
+        return _rejected("static_violation", "The source takes too long to parse. Make it shorter and simpler.")
     if not violations:
         return None
     return _rejected(static_checks.outcome(violations), static_checks.feedback(violations))
@@ -125,7 +149,8 @@ def _rejected(outcome: str, feedback: str) -> Score:
     return Score(fields, reward=0.0, uses_turn=True)
 
 
-def _request(settings: Settings, eval_id: str, task: Task, language: Language, code: str) -> Evaluate:
+def evaluation_request(settings: Settings, eval_id: str, task: Task, language: Language, code: str) -> Evaluate:
+    """What the evaluator is asked to score a submission."""
     return Evaluate(
         eval_id=eval_id,
         task_id=task.task_id,

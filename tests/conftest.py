@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ from server.evaluator import EvalResult, Evaluator
 from server.mock_evaluator import MockEvaluator
 from server.settings import Settings
 from server.worker.protocol import DeviceInfo, Evaluate
+
+TABLE = "a row of the table "
+"""A test's property of this name and a table's is the row (what came of it, text) that is printed at the end."""
 
 WAIT_S = 60.0
 """How long a test waits for something that must happen; only a failing test takes as long."""
@@ -123,3 +127,17 @@ def mock_server(log_path: Path) -> Iterator[str]:
     """One server for a module: mock evaluator, built-in tasks, two turns an episode."""
     with serve(make_settings(max_turns=2, max_sessions=16, eval_log=log_path)) as url:
         yield url
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the tables with their counts. Properties come back from the processes that ran the tests."""
+    tables: dict[str, list[tuple[str, str]]] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, row in getattr(report, "user_properties", ()):
+                if getattr(report, "when", None) == "call" and name.startswith(TABLE):
+                    tables.setdefault(name.removeprefix(TABLE), []).append(row)
+    for name, rows in tables.items():
+        counts = ", ".join(f"{count} {what}" for what, count in sorted(Counter(what for what, _ in rows).items()))
+        terminalreporter.section(name)
+        terminalreporter.write("\n".join([*sorted(text for _, text in rows), f"{len(rows)} {name}: {counts}\n"]))

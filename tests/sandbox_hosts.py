@@ -154,7 +154,7 @@ class Host:
         self.uid = kind.uid if self.zygote.uid is None else self.zygote.uid
 
     @contextmanager
-    def candidate(self, code: str) -> Iterator[tuple[CandidateProcess, Path]]:
+    def candidate(self, code: str, trusted: bool = False) -> Iterator[tuple[CandidateProcess, Path]]:
         """A candidate whose submission is `code`, not yet loaded, and its working directory."""
         with tempfile.TemporaryDirectory(prefix="kernel_env-test-") as base:
             os.chmod(base, 0o711)
@@ -163,12 +163,18 @@ class Host:
             (workdir / "submission.py").write_text(code)
             os.chown(workdir, self.uid, self.uid)
             os.chmod(workdir / "submission.py", 0o644)
-            with CandidateProcess(self.zygote, no_lease(), Spawn(str(workdir), MEMORY_BYTES)) as candidate:
+            with CandidateProcess(self.zygote, no_lease(), Spawn(str(workdir), MEMORY_BYTES, trusted)) as candidate:
                 # With a mount namespace it works in a copy, which is its own memory.
                 inside = Path(f"/proc/{self.zygote.pid}/root/tmp")
                 yield candidate, inside if "mount" in self.zygote.sandbox.split("+") else workdir
 
-    def run(self, body: str, inside: Callable[[object], object] = lambda result: result, **values: object) -> object:
+    def run(
+        self,
+        body: str,
+        inside: Callable[[object], object] = lambda result: result,
+        trusted: bool = False,
+        **values: object,
+    ) -> object:
         """What the expression or statements `body` leave in `result`; None when they raise an OSError.
 
         `inside` is applied to it while the candidate still lives.
@@ -188,7 +194,7 @@ class Host:
             f"class ModelNew(torch.nn.Module):\n"
             f"    pass\n"
         )
-        with self.candidate(code) as (candidate, workdir):
+        with self.candidate(code, trusted) as (candidate, workdir):
             candidate.call(Load("submission.py", "ModelNew", True), Loaded, TIMEOUT_S, "The attack")
             return inside(json.loads((workdir / "result.json").read_text()))
 

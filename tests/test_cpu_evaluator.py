@@ -72,6 +72,8 @@ def test_a_correct_triton_softmax_is_paid(env: SyncEnvClient[Any, Any, Any], cpu
     assert observation.max_abs_error is not None and observation.max_abs_error < 1e-6
     assert observation.t_ref_ms is not None and observation.t_new_ms is not None
     assert observation.speedup == pytest.approx(observation.t_ref_ms / observation.t_new_ms)
+    assert observation.kernel_time_fraction is not None and 0.0 <= observation.kernel_time_fraction <= 1.0
+    assert (observation.sm_clock_mhz, observation.throttled) == (None, [])
     assert observation.timing_method in ("event", "wall")
     # The machine has no datasheet peaks.
     assert (observation.bound, observation.t_min_ms, observation.roofline_frac) == (None, None, None)

@@ -69,7 +69,7 @@ def test_every_problem_states_the_common_rules() -> None:
     ("language", "evaluator", "present", "absent"),
     [
         ("triton", "gpu", ["@triton.jit", "cold L2", "TF32"], ["load_inline", "__global__", "interpreter"]),
-        ("cuda", "gpu", ["load_inline", "__global__", "no_implicit_headers"], ["@triton.jit", "cpp_sources` only"]),
+        ("cuda", "gpu", ["load_inline", "__global__", "Fast form"], ["@triton.jit", "cpp_sources` only"]),
         ("triton", "cpu", ["@triton.jit", "interpreter"], ["load_inline", "cold L2", "hardware allows"]),
         ("cuda", "cpu", ["load_inline", "`cpp_sources` only"], ["__global__", "cuda_sources", "cold L2"]),
         ("triton", "mock", ["@triton.jit", "not measurements"], ["cold L2", "interpreter"]),

@@ -9,12 +9,13 @@ import asyncio
 import io
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from conftest import make_settings
 
-from kernel_env.models import Outcome, Stage
+from kernel_env.models import InfraCode, Outcome, Stage
 from server import static_checks, submission
 from server.eval_log import EvalLog
 from server.mock_evaluator import MockEvaluator
@@ -256,3 +257,28 @@ def test_a_check_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(submission, "STATIC_TIMEOUT_S", 0.01)
     score = asyncio.run(give_up()).score
     assert (score.fields["stage"], score.fields["outcome"]) == (Stage.STATIC, Outcome.STATIC_VIOLATION)
+
+
+def test_a_submission_that_nobody_had_time_to_look_at_is_not_to_blame() -> None:
+    busy, over = threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        busy.set()
+        over.wait()
+
+    async def starve() -> submission.Judged:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        occupied = loop.run_in_executor(None, occupy)
+        while not busy.is_set():
+            await asyncio.sleep(0)
+        shared = services()
+        task = shared.tasks.get("level1/23_Softmax")
+        try:
+            return await submission.judge(shared, task, "triton", "code", deadline_s=0.01)
+        finally:
+            over.set()
+            await occupied
+
+    score = asyncio.run(starve()).score
+    assert (score.reward, score.fields["infra_code"]) == (None, InfraCode.STEP_DEADLINE)

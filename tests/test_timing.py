@@ -55,6 +55,17 @@ def test_one_forged_call_in_five_does_not_move_the_median() -> None:
     assert timing.submission([*honest, Sample(0.001, 10.2)], 0.2, CUDA).time_ms == 10.0
 
 
+def test_the_interval_is_of_the_time_that_counts() -> None:
+    values = [float(value) for value in range(6, 17)]
+    believed = timing.submission([Sample(value, value) for value in values], 0.0, CUDA)
+    assert believed.interval_ms == timing.median_interval(values)
+    forged = timing.submission([Sample(0.001, value) for value in values], 0.0, CUDA)
+    low, high = timing.median_interval(values) or (0.0, 0.0)
+    tolerance_ms = forged.tolerance_ms
+    assert forged.interval_ms == (pytest.approx(low + tolerance_ms), pytest.approx(high + tolerance_ms))
+    assert timing.submission(samples(1.0, 1.0, 5), 0.0, CUDA).interval_ms is None
+
+
 def test_spread_is_relative_to_the_median() -> None:
     measured = timing.submission([Sample(float(value), float(value)) for value in range(6, 17)], 0.0, CUDA)
     assert measured.time_ms == 11.0

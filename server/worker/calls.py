@@ -121,13 +121,15 @@ class Evaluation:
         self.hang_s = math.inf
         """How long the kernels of a first or a timed call may run: until it is over nobody else can time anything."""
         self._calls = 0
+        self._trusted = False
         self._lead_ms = LEAD_MS
 
-    def open(self, stack: ExitStack, source: str, fair_share_s: float = math.inf) -> None:
+    def open(self, stack: ExitStack, source: str, fair_share_s: float = math.inf, trusted: bool = False) -> None:
         """Fork a candidate with `source` in a fresh working directory; `stack` ends and removes both.
 
-        `fair_share_s` is as CandidateProcess takes it.
+        `fair_share_s` is as CandidateProcess takes it. A `trusted` one may use all of PyTorch: the reference.
         """
+        self._trusted = trusted
         host, uid = self._host, self._host.zygote.uid
         workdir = tempfile.mkdtemp(prefix="eval-", dir=host.base)
         stack.callback(host.trash.remove, workdir)
@@ -140,15 +142,15 @@ class Evaluation:
             for parent, _, files in os.walk(workdir):
                 for entry in (parent, *(os.path.join(parent, name) for name in files)):
                     os.chown(entry, uid, uid)
-        spawn = Spawn(workdir, _memory_limit(self._device.kind, host.judges))
+        spawn = Spawn(workdir, _memory_limit(self._device.kind, host.judges), trusted)
         candidate = CandidateProcess(host.zygote, host.lease, spawn, self.progress.end, fair_share_s)
         self._candidate = stack.enter_context(candidate)
         self.opened = True
 
-    def load(self, class_name: str, guard: bool, ghost: bool = False) -> None:
+    def load(self, class_name: str, ghost: bool = False) -> None:
         timeout_s = self._request.compile_timeout_s
         self._candidate.compiles = True
-        request = Load("submission.py", class_name, guard, ghost)
+        request = Load("submission.py", class_name, not self._trusted, ghost)
         self._candidate.call(request, Loaded, timeout_s, "Importing and compiling the submission")
         self._candidate.compiles = False
 

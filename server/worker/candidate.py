@@ -43,6 +43,7 @@ from server.worker.protocol import (
     SlotsMapped,
     WeightsLoaded,
 )
+from server.worker.symbols import Extensions
 from server.worker.task_module import construct, seed_all
 from server.worker.weights import restore_statistics, snapshot_statistics, state_schema
 
@@ -82,6 +83,7 @@ class Candidate:
         self._weights: list[torch.Tensor] = []
         self._gate: torch.Tensor | None = None
         self._placement: OutputPlacement | None = None
+        self._extensions = Extensions(torch._C._dispatch_get_all_op_names())
         self._returned: list[torch.Tensor] = []
 
     def handle(self, request: CandidateRequest, fds: list[int]) -> CandidateReply:
@@ -115,7 +117,14 @@ class Candidate:
                 "missing_model", f"The module defines no class {request.class_name} that derives from torch.nn.Module."
             )
         self._class = found
+        self._check_extensions()
         return Loaded()
+
+    def _check_extensions(self) -> None:
+        if self._deny and (found := self._extensions.computation()) is not None:
+            raise GuardViolation(
+                f"The extension calls {found}, which is PyTorch's. Do this computation in your own kernel."
+            )
 
     def _map(self, request: Slots, fds: list[int]) -> SlotsMapped:
         sizes = [entry.nbytes for entry in (*request.inputs, *request.outputs)]
@@ -182,10 +191,13 @@ class Candidate:
         guard = DispatchGuard(self._device.torch_device, placement, self._deny)
         with torch.no_grad():
             started = self._device.start()
-            with guard:
-                result = self._model(*arguments)
-            if guard.violation is not None:
-                raise GuardViolation(guard.violation)
+            try:
+                with guard:
+                    result = self._model(*arguments)
+            finally:
+                # Also where it was swallowed, or became another error.
+                if guard.violation is not None:
+                    raise GuardViolation(guard.violation)
             spec, tensors = tree.flatten(result)
             metas = self._place(tensors)
             finished = self._device.finish(started)
@@ -194,6 +206,8 @@ class Candidate:
             if request.announce:
                 self._connection.send(Queued(request.call))
             elapsed_ms = self._device.elapsed_ms(finished)
+        if request.announce:  # it may have compiled
+            self._check_extensions()
         self._returned = tensors
         return Ran(request.call, elapsed_ms, queued_ms, tree.packed(spec), metas)
 

@@ -190,7 +190,7 @@ def descendants(root: int) -> list[int]:
                 parents[pid] = int(fields[1])
         # One whose parent has ended meanwhile has another now. (The parent of a hidden one is missing for ever.)
         changed = {pid for pid in unread if parents.get(pid, 0) != before[pid]}
-        unread = {pid for pid in changed if parents[pid] != 0 and parents[pid] not in parents}
+        unread = {pid for pid in changed if parents.get(pid, 0) != 0 and parents[pid] not in parents}
     below: set[int] = set()
     frontier = {root}
     while frontier:

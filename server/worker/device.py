@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 
 from server.worker import vmm
+from server.worker.nvml import Monitor, Reading
 from server.worker.protocol import SIGNAL_OFFSET, DeviceInfo
 
 try:  # torch works without triton on the CPU; the version is only reported
@@ -137,6 +138,10 @@ class CpuDevice:
         """What tells this device from others of its name."""
         return platform.node()
 
+    def health(self) -> Reading | None:
+        """The device's clock and what has slowed it down; None where nobody knows."""
+        return None
+
     def start(self) -> Any:
         """Start the stopwatch; give what it returns to `finish`, and what that returns to `elapsed_ms`."""
         return time.perf_counter()
@@ -167,6 +172,7 @@ class CudaDevice:
         self._flush: torch.Tensor | None = None
         self._quiet_ms = math.inf
         self._side: torch.cuda.Stream | None = None
+        self._monitor: Monitor | None = None
 
     def allocate(self, nbytes: int) -> tuple[Slot, int]:
         """A slot and a descriptor for it, which the caller closes.
@@ -267,6 +273,11 @@ class CudaDevice:
 
     def identity(self) -> str:
         return str(torch.cuda.get_device_properties(0).uuid)
+
+    def health(self) -> Reading | None:
+        if self._monitor is None:
+            self._monitor = Monitor(self.identity())
+        return self._monitor.read()
 
     def start(self) -> Any:
         """Record an event; give what it returns to `finish`, and what that returns to `elapsed_ms`, which waits."""

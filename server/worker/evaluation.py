@@ -51,6 +51,11 @@ class Score:
     facts: TaskFacts
     suspect: bool
     """Right also when its kernels did not run any more: to be looked at in a new process."""
+    kernel_time_fraction: float | None
+    """Of its time, what is not spent when its Triton kernels do nothing; None where that was not measured."""
+    sm_clock_mhz: int | None
+    throttled: list[str]
+    """What held the clocks down while it was timed."""
 
 
 def trials(run: Evaluation, request: Evaluate, task: TaskContext) -> Reference:
@@ -119,11 +124,11 @@ def measure_baseline(request: Evaluate, task: TaskContext, host: Host, end: floa
     """
     with ExitStack() as stack:
         run = Evaluation(request, task, host, Progress(end=end))
-        run.open(stack, request.task_source)
+        run.open(stack, request.task_source, trusted=True)
         slots = SharedSlots(task, host.device)
         stack.callback(slots.close)
         try:
-            run.load("Model", False)
+            run.load("Model")
             run.share(slots)
             reference = run.new_weights(perturbed=False)
             run.call(task.draw(), task.forward_seed())
@@ -160,7 +165,7 @@ def evaluate_submission(
                 left_s = progress.end - time.monotonic()
                 run.open(stack, request.code, min(request.run_timeout_s, FAIR_SHARE * left_s))
             with progress.phase("compile"):
-                run.load("ModelNew", True)
+                run.load("ModelNew")
             with progress.phase("share"):
                 run.share(slots)
             with progress.phase("correctness"):
@@ -169,13 +174,28 @@ def evaluate_submission(
             progress.stage = "timing"
             with progress.phase("timing"):
                 host.lease.alone()
+                before = host.device.health()
                 samples = timed_calls(run, request, task, host.device.kind, reference, baseline.timing.time_ms)
+                after = host.device.health()
             del reference
-            with progress.phase("ghost"):
-                suspect = request.language == "triton" and _is_right_as_ghost(run, task, loaded_so=False)
             measured = timing.submission(samples, baseline.overhead_ms, AGREEMENT[host.device.kind])
+            suspect, fraction = False, None
+            if request.language == "triton":
+                with progress.phase("ghost"):
+                    suspect, idle = _is_right_as_ghost(run, task, loaded_so=False)
+                if idle is not None:
+                    rest = timing.submission([idle], baseline.overhead_ms, AGREEMENT[host.device.kind])
+                    fraction = max(0.0, 1.0 - rest.time_ms / measured.time_ms)
             progress.stage = "scored"
-            return Score(baseline.timing, measured, task.facts, suspect)
+            return Score(
+                baseline.timing,
+                measured,
+                task.facts,
+                suspect,
+                fraction,
+                after.sm_clock_mhz if after is not None else None,
+                after.since(before) if after is not None and before is not None else [],
+            )
         except Exception as error:
             if not is_out_of_memory(error) or not run.opened:
                 raise
@@ -187,24 +207,27 @@ def evaluate_submission(
             progress.printed = run.printed()
 
 
-def _is_right_as_ghost(run: Evaluation, task: TaskContext, loaded_so: bool) -> bool:
-    """Whether a submission's answers are right on all inputs although none of its Triton kernels runs.
+def _is_right_as_ghost(run: Evaluation, task: TaskContext, loaded_so: bool) -> tuple[bool, Sample | None]:
+    """Whether a submission's answers are right on all inputs although none of its Triton kernels runs, and what a call
+    takes then. (None: it ends in an error. `loaded_so`: it was loaded without them, and is not timed.)
 
     Whatever else it does then says nothing, since the kernels are not there.
     """
     error = run.progress.max_abs_error
+    sample: Sample | None = None
     try:
         reference = run.new_weights(perturbed=False)
         # On some inputs a copy of them, say, is right.
         for trial in (task.own, *task.families):
             draw, forward_seed = task.draw(trial.family), task.forward_seed()
-            answer, _ = run.call(draw, forward_seed, ghost=not loaded_so)
+            answer, window_ms = run.call(draw, forward_seed, timed=not loaded_so, ghost=not loaded_so)
+            sample = sample or Sample(answer.elapsed_ms, window_ms)
             run.verify(reference, draw, forward_seed, answer, trial.tight)
     except SubmissionFailed:
-        return False
+        return False, sample
     finally:
         run.progress.max_abs_error = error  # this one's is no error of the submission's
-    return True
+    return True, sample
 
 
 def check_ghost(request: Evaluate, task: TaskContext, host: Host, progress: Progress) -> None:
@@ -221,11 +244,11 @@ def check_ghost(request: Evaluate, task: TaskContext, host: Host, progress: Prog
         stack.callback(slots.close)
         try:
             run.open(stack, request.code)
-            run.load("ModelNew", True, ghost=True)
+            run.load("ModelNew", ghost=True)
             run.share(slots)
         except SubmissionFailed:
             return
-        if not _is_right_as_ghost(run, task, loaded_so=True):
+        if not _is_right_as_ghost(run, task, loaded_so=True)[0]:
             return
     progress.stage, progress.correct = "correctness", False
     raise SubmissionFailed(

@@ -10,7 +10,7 @@ returned is served from the judge's output slot on later calls, so that no copy 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -101,7 +101,7 @@ _LAYOUT = {
     "view_as_complex",
     "view_as_real",
 }
-_ALLOWED = _ALLOCATION | _LAYOUT
+ALLOWED = _ALLOCATION | _LAYOUT
 _TORCH_NAMESPACES = {"aten", "prims", "prim", "quantized", "mkldnn", "mkl", "onednn", "inductor", "torchvision", "c10d"}
 
 
@@ -172,12 +172,34 @@ class OutputPlacement:
 class DispatchGuard(TorchDispatchMode):
     """Active around one forward. `violation` holds the first rejected operator's sentence, even if it was swallowed."""
 
+    _running: ClassVar[DispatchGuard | None] = None
+
     def __init__(self, device: torch.device, placement: OutputPlacement | None, deny: bool) -> None:
         super().__init__()
         self._device = device
         self._placement = placement
         self._deny = deny
         self.violation: str | None = None
+
+    @classmethod
+    def forbid(cls, operator: Any) -> None:
+        """Reject `operator` if a submission's forward is running, in whatever thread.
+
+        Raises:
+            GuardViolation: one is.
+        """
+        if cls._running is not None:
+            cls._running._reject(operator)
+
+    def __enter__(self) -> DispatchGuard:
+        super().__enter__()
+        if self._deny:
+            DispatchGuard._running = self
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        DispatchGuard._running = None
+        super().__exit__(*details)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -199,13 +221,16 @@ class DispatchGuard(TorchDispatchMode):
             return
         name = func.overloadpacket.__name__
         tensors = [value for value in _flat(args, kwargs) if isinstance(value, torch.Tensor)]
-        if name in _ALLOWED and not self._leaves_device(name, tensors, kwargs):
+        if name in ALLOWED and not self._leaves_device(name, tensors, kwargs):
             return
         if self._device.type == "cuda" and tensors and all(value.device.type == "cpu" for value in tensors):
             return  # an autotuner's statistics; the inputs cannot get there
         if self._device.type == "cuda" and not tensors and _on_cpu(kwargs):
             return
-        self.violation = self.violation or _sentence(func, name)
+        self._reject(func)
+
+    def _reject(self, func: Any) -> NoReturn:
+        self.violation = self.violation or _sentence(func, func.overloadpacket.__name__)
         raise GuardViolation(self.violation)
 
     def _leaves_device(self, name: str, tensors: list[torch.Tensor], kwargs: Any) -> bool:

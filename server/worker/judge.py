@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from server.text import bound, scrub_paths
-from server.worker import sandbox
+from server.worker import extension_kit, sandbox
 from server.worker.baselines import BaselineCache, Record
 from server.worker.calls import Host, Progress, TaskUnscorable
 from server.worker.connection import Connection, PeerClosed
@@ -36,6 +36,7 @@ from server.worker.evaluation import (
     is_out_of_memory,
     measure_baseline,
 )
+from server.worker.extension_kit import Kit
 from server.worker.guard import warm_up
 from server.worker.lease import Cancelled, GpuLease, InfrastructureFault, ServerGone
 from server.worker.process import SubmissionFailed, Zygote
@@ -65,7 +66,8 @@ class Judge:
         if kind == "cuda":
             major, minor = torch.cuda.get_device_capability()
             capability = f"{major}.{minor}"
-        self._zygote = Zygote(kind, capability)
+        self._kit = _start_kit(cache, capability) if capability is not None else None
+        self._zygote = Zygote(kind, capability, extension_kit.for_zygote(self._kit, judges))
         warm_up()
         self._device.is_quiet()  # learns what quiet is
         self._triton_seed = _prepare_triton(self._base, self._device) if kind == "cuda" else None
@@ -78,6 +80,9 @@ class Judge:
 
     def run(self) -> None:
         """Serve until the server is gone."""
+        # What the start left is never garbage; a collection that walked through it took a quarter of a second.
+        gc.collect()
+        gc.freeze()
         try:
             self._server.send(Ready(self._info))
             while True:
@@ -88,6 +93,8 @@ class Judge:
             return
         finally:
             self._zygote.close()
+            if self._kit is not None:
+                self._kit.close()
             remove_tree(self._base)
 
     def evaluate(self, request: Evaluate) -> Verdict:
@@ -202,7 +209,8 @@ class Judge:
         text = bound(failure.message, MAX_FEEDBACK_CHARS)
         if progress.printed and failure.outcome in _SHOW_OUTPUT:
             text += f"\nIt printed:\n{progress.printed}"
-        return scrub_paths(text, {self._base: "/tmp", sys.prefix: "<python>", sys.base_prefix: "<python>"})
+        paths = {self._base: "/tmp", sys.prefix: "<python>", sys.base_prefix: "<python>"}
+        return scrub_paths(text, paths | (self._kit.readable_names() if self._kit is not None else {}))
 
     def _clean(self) -> None:
         gc.collect()
@@ -218,11 +226,23 @@ def _fill_score(verdict: Verdict, score: Score) -> None:
     verdict.t_ref_spread = round(score.reference.spread, 5)
     verdict.t_new_ms = score.submission.time_ms
     verdict.t_new_spread = round(score.submission.spread, 5)
+    verdict.t_new_interval_ms = score.submission.interval_ms
+    if score.kernel_time_fraction is not None:
+        verdict.kernel_time_fraction = round(score.kernel_time_fraction, 4)
+    verdict.sm_clock_mhz, verdict.throttled = score.sm_clock_mhz, score.throttled
     verdict.timed_runs = score.submission.runs
     verdict.timing_method = score.submission.method
     verdict.t_event_ms, verdict.t_wall_ms = score.submission.event_ms, score.submission.wall_ms
     verdict.t_tolerance_ms = score.submission.tolerance_ms
     verdict.facts = score.facts
+
+
+def _start_kit(cache: Path, capability: str) -> Kit | None:
+    try:
+        return Kit(cache, capability)
+    except OSError as error:
+        print(f"judge: CUDA and C++ sources will compile slowly here: {error}", file=sys.stderr)
+        return None
 
 
 def _prepare_triton(base: str, device: Device) -> str | None:

@@ -82,7 +82,7 @@ class SubmissionFailed(Exception):
 
 
 def candidate_environment(kind: str, capability: str | None) -> dict[str, str]:
-    """The zygote's whole environment. `capability` is the GPU's, as TORCH_CUDA_ARCH_LIST wants it ("9.0")."""
+    """The zygote's environment. `capability` is the GPU's, as TORCH_CUDA_ARCH_LIST wants it ("9.0")."""
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -103,11 +103,12 @@ class Zygote:
     not empty, why no other candidate can be had from it.
     """
 
-    def __init__(self, kind: str, capability: str | None) -> None:
+    def __init__(self, kind: str, capability: str | None, compiling: dict[str, str] | None = None) -> None:
+        """`compiling`: what extension_kit.for_zygote adds to the environment."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "server.worker.zygote", str(theirs.fileno()), kind],
-            env=candidate_environment(kind, capability),
+            env=candidate_environment(kind, capability) | (compiling or {}),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )
@@ -153,13 +154,16 @@ class Zygote:
         """Read what has arrived; sets `exited` when the candidate ended."""
         try:
             self.connection.read(time.monotonic() + 1.0)
-            while (message := self.connection.pop()) is not None:
-                if isinstance(message, Exited):
-                    self.exited = message
+            self._note_exits()
         except (PeerClosed, PeerViolation) as error:
             raise InfrastructureFault("zygote_lost", repr(error)) from error
         except DeadlineExceeded:
             return
+
+    def _note_exits(self) -> None:
+        while (message := self.connection.pop()) is not None:
+            if isinstance(message, Exited):
+                self.exited = message
 
     def close(self) -> None:
         """Close the connection, on which the zygote ends its children and itself."""
@@ -181,10 +185,12 @@ class Zygote:
         try:
             while True:
                 message = self.connection.recv(deadline)
-                if isinstance(message, kind):
-                    return message
                 if isinstance(message, Exited):
                     self.exited = message
+                if isinstance(message, kind):
+                    # An exit that came in one piece with the answer would never be seen by a poll of the socket.
+                    self._note_exits()
+                    return message
         except (PeerClosed, PeerViolation, DeadlineExceeded) as error:
             raise InfrastructureFault("zygote_lost", repr(error)) from error
 

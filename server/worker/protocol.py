@@ -127,8 +127,12 @@ class Verdict(msgspec.Struct, tag="verdict"):
     t_new_ms: float | None = None
     t_ref_spread: float | None = None
     t_new_spread: float | None = None
+    t_new_interval_ms: tuple[float, float] | None = None
     timed_runs: int | None = None
     timing_method: str | None = None
+    kernel_time_fraction: float | None = None
+    sm_clock_mhz: int | None = None
+    throttled: list[str] = []
     t_event_ms: float | None = None  # the two medians the timing was decided on, for the log
     t_wall_ms: float | None = None
     t_tolerance_ms: float | None = None
@@ -279,10 +283,14 @@ class ZygoteReady(msgspec.Struct, tag="zygote_ready"):
 
 
 class Spawn(msgspec.Struct, tag="spawn"):
-    """judge -> zygote: fork a candidate into `workdir`. Two descriptors travel along: its socket and its stdout."""
+    """judge -> zygote: fork a candidate into `workdir`. Two descriptors travel along: its socket and its stdout.
+
+    A `trusted` one, the reference, has all of PyTorch.
+    """
 
     workdir: str
     memory_bytes: int
+    trusted: bool = False
 
 
 class Spawned(msgspec.Struct, tag="spawned"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import os
 import resource
@@ -20,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from server.worker import landlock, level, seccomp
+from server.worker import landlock, level, libraries, seccomp
 from server.worker.children import Children, signal_user
 from server.worker.level import IPC, LANDLOCK, MOUNT, NET, PID, SCOPE, SECCOMP, UID
 from server.worker.users import claim_uid
@@ -88,7 +89,11 @@ class Sandbox:
     uid: int | None
     view: View
     readable: tuple[str, ...] = ()
-    """What Landlock lets a candidate read; without a mount namespace only."""
+    """What Landlock lets the reference read; without a mount namespace only."""
+    libraries: tuple[str, ...] = ()
+    """Files that are not there for a submission."""
+    submission_readable: tuple[str, ...] = ()
+    """`readable` without them."""
 
     def __str__(self) -> str:
         return level.describe(self.features)
@@ -97,10 +102,12 @@ class Sandbox:
         return Children(self.uid, PID in self.features)
 
     def with_features(self, features: frozenset[str]) -> Sandbox:
-        return Sandbox(features, self.uid if UID in features else None, self.view, self.readable)
+        return dataclasses.replace(self, features=features, uid=self.uid if UID in features else None)
 
-    def enter(self, workdir: str, memory_bytes: int) -> str:
+    def enter(self, workdir: str, memory_bytes: int, trusted: bool = False) -> str:
         """Confine the calling process and return the path by which it sees `workdir` (owned by `uid`, mode 0700).
+
+        A `trusted` one keeps the files `libraries`.
 
         Raises:
             OSError: a step that the level promises failed.
@@ -113,11 +120,12 @@ class Sandbox:
             raise OSError(ctypes.get_errno(), "unshare")
         seen = workdir
         if MOUNT in self.features:
-            self.view.mount(workdir, memory_bytes // _FILES_SHARE, fresh_proc=PID in self.features)
+            without = () if trusted else self.libraries
+            self.view.mount(workdir, memory_bytes // _FILES_SHARE, PID in self.features, without)
             seen = WORKDIR
         # While directories that are closed to the candidate's user can still be opened.
         if LANDLOCK in self.features:
-            landlock.restrict(self._rules(seen), SCOPE in self.features)
+            landlock.restrict(self._rules(seen, trusted), SCOPE in self.features)
         _drop_privileges(self.uid)
         # After setuid, which clears it.
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -129,12 +137,13 @@ class Sandbox:
             seccomp.restrict()
         return seen
 
-    def _rules(self, workdir: str) -> list[tuple[str, int]]:
+    def _rules(self, workdir: str, trusted: bool) -> list[tuple[str, int]]:
         """Landlock's: what exists may be listed, what the view shows read, devices used, the own directory written."""
         rules = [(workdir, landlock.ALL), ("/dev", landlock.USE), (os.path.realpath("/proc/self"), landlock.USE)]
         if MOUNT in self.features:
             return [*rules, ("/", landlock.READ), (SHARED_MEMORY, landlock.ALL)]
-        return [*rules, ("/", landlock.LIST), *((path, landlock.READ) for path in self.readable)]
+        readable = self.readable if trusted else self.submission_readable
+        return [*rules, ("/", landlock.LIST), *((path, landlock.READ) for path in readable)]
 
     def _limit(self, memory_bytes: int) -> None:
         limits = {
@@ -310,7 +319,8 @@ def probe(use: Callable[[], object], allowed: Collection[str] = level.FEATURES) 
         signal_user(uid, signal.SIGKILL)  # what a judge that was killed could have left
         base = frozenset({UID})
     view = View.of_host(uid is not None)
-    host = Sandbox(base, uid, view, tuple(view.readable()))
+    files = libraries.files([os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"])
+    host = Sandbox(base, uid, view, tuple(view.readable()), files, tuple(view.readable(files)))
     if (error := _attempt(host, _nothing)) is not None:
         raise RuntimeError(f"submissions cannot be run as another user: {error}")
     features = set(base)

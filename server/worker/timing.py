@@ -72,6 +72,8 @@ class Timing:
     event_ms: float
     wall_ms: float
     tolerance_ms: float = 0.0
+    interval_ms: tuple[float, float] | None = None
+    """The 95% confidence interval of the median; None for fewer than six runs."""
 
 
 def _median(values: Sequence[float]) -> float:
@@ -126,13 +128,10 @@ def submission(samples: Sequence[Sample], overhead_ms: float, agreement: Agreeme
     event = max(claimed, MIN_EVENT_MS)
     tolerance_ms = agreement.tolerance_ms(event, overhead_ms)
     if claimed > 0 and wall <= event + tolerance_ms:
-        return Timing(
-            event,
-            _spread([max(claim, MIN_EVENT_MS) for claim in events]),
-            len(events),
-            "event",
-            event,
-            wall,
-            tolerance_ms,
-        )
-    return Timing(max(wall, event) + tolerance_ms, _spread(walls), len(walls), "wall", event, wall, tolerance_ms)
+        events = [max(claim, MIN_EVENT_MS) for claim in events]
+        interval = median_interval(events)
+        return Timing(event, _spread(events), len(events), "event", event, wall, tolerance_ms, interval)
+    counted = max(wall, event) + tolerance_ms
+    # As wide as the judge's own, around what counts.
+    interval = median_interval([value + counted - wall for value in walls])
+    return Timing(counted, _spread(walls), len(walls), "wall", event, wall, tolerance_ms, interval)

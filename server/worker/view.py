@@ -62,7 +62,7 @@ def runtime_directories(project: Iterable[str]) -> set[str]:
     them.
     """
     wanted = {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.path.realpath(sys.executable))}
-    for name in ("CUDA_HOME", "CUDA_PATH"):
+    for name in ("CUDA_HOME", "CUDA_PATH", "KERNEL_ENV_EXTENSION_KIT"):
         wanted.add(os.environ.get(name, ""))
     for name in ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH"):
         wanted.update(os.environ.get(name, "").split(os.pathsep))
@@ -125,16 +125,18 @@ class View:
         shown = {path for path in runtime if any(_below(path, directory) for directory in hidden)}
         return cls(tuple(sorted(hidden)), tuple(sorted(shown)), tuple(sorted(unreachable)))
 
-    def readable(self) -> list[str]:
-        """The largest directories and files that are not hidden, for a host without mount namespaces."""
-        found = self._visible("/")
+    def readable(self, without: Iterable[str] = ()) -> list[str]:
+        """The largest directories and files that are not hidden, for a host without mount namespaces. The files
+        `without` are as good as hidden."""
+        hidden = {*self.hidden, *without}
+        found = self._visible("/", hidden)
         for path in self.shown:
-            found += self._visible(path)
+            found += self._visible(path, hidden)
         return found
 
-    def _visible(self, directory: str) -> list[str]:
+    def _visible(self, directory: str, hidden: set[str]) -> list[str]:
         """What may be read of `directory`, itself not hidden. Symbolic links are left to their targets."""
-        if not any(_below(path, directory) for path in self.hidden):
+        if not any(_below(path, directory) for path in hidden):
             return [directory]
         found = []
         try:
@@ -142,15 +144,15 @@ class View:
         except OSError:
             return []
         for entry in entries:
-            if entry.path not in self.hidden and not entry.is_symlink():
-                found += self._visible(entry.path)
+            if entry.path not in hidden and not entry.is_symlink():
+                found += self._visible(entry.path, hidden)
         return found
 
-    def mount(self, workdir: str, memory_bytes: int, fresh_proc: bool) -> None:
+    def mount(self, workdir: str, memory_bytes: int, fresh_proc: bool, without: Iterable[str] = ()) -> None:
         """Build the view in this process's own mount namespace, with a copy of what is in `workdir` at WORKDIR.
 
         The copy is in memory, of at most `memory_bytes`, and so are the other private directories, together of as much:
-        they end with the namespace, however many files a candidate makes.
+        they end with the namespace, however many files a candidate makes. The files `without` are empty.
 
         Raises:
             OSError: the host does not allow it.
@@ -175,6 +177,9 @@ class View:
             elif os.path.isdir(path):
                 options = private_options if path in private else _EMPTY_OPTIONS
                 _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+        for path in without:
+            if os.path.isfile(path):
+                _mount(os.devnull, path, "none", _MS_BIND)
         for handle in (work, *handles.values()):
             os.close(handle)
 

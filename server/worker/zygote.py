@@ -8,6 +8,7 @@ along.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import selectors
 import signal
@@ -15,7 +16,7 @@ import socket
 import sys
 import warnings
 
-from server.worker import sandbox
+from server.worker import extension_kit, sandbox
 
 if __name__ == "__main__":
     # Before torch: only a process without threads can do it.
@@ -29,6 +30,7 @@ from server.worker.candidate import serve
 from server.worker.connection import Connection, PeerClosed
 from server.worker.device import create_device
 from server.worker.guard import warm_up
+from server.worker.operators import Withdrawal
 from server.worker.protocol import (
     CandidateRequest,
     Exited,
@@ -48,7 +50,9 @@ with contextlib.suppress(ImportError):  # the cpu evaluator can run without trit
     import triton  # noqa: F401
 
 
-def _child(kind: str, request: Spawn, control: int, output: int, entered: int, confinement: Sandbox) -> None:
+def _child(
+    kind: str, request: Spawn, control: int, output: int, entered: int, confinement: Sandbox, pytorch: Withdrawal
+) -> None:
     """Becomes the candidate. Never returns. Writes to `entered` why it could not be confined, or closes it."""
     try:
         signal.set_wakeup_fd(-1)
@@ -60,11 +64,17 @@ def _child(kind: str, request: Spawn, control: int, output: int, entered: int, c
         os.dup2(control, 3)
         sandbox.close_inherited(keep=entered)
         try:
-            confinement.enter(request.workdir, request.memory_bytes)
+            if request.trusted:
+                pytorch.undo()
+            else:
+                pytorch.complete()
+            confinement.enter(request.workdir, request.memory_bytes, request.trusted)
         except BaseException as error:
             os.write(entered, f"{type(error).__name__}: {error}".encode())
             raise
         os.close(entered)
+        if kit := os.environ.pop(extension_kit.VARIABLE, None):
+            os.environ.update(extension_kit.environment(kit))
         if kind == "cpu":
             torch.set_num_threads(1)
         sys.path.insert(0, os.getcwd())
@@ -77,10 +87,11 @@ def _child(kind: str, request: Spawn, control: int, output: int, entered: int, c
 class Zygote:
     """Serves one judge over `connection`."""
 
-    def __init__(self, connection: Connection, kind: str, confinement: Sandbox) -> None:
+    def __init__(self, connection: Connection, kind: str, confinement: Sandbox, pytorch: Withdrawal) -> None:
         self._connection = connection
         self._kind = kind
         self._sandbox = confinement
+        self._pytorch = pytorch
         self._children = confinement.children()
         self._pid: int | None = None
 
@@ -131,7 +142,7 @@ class Zygote:
         read_end, write_end = os.pipe()
         pid = self._children.fork()
         if pid == 0:
-            _child(self._kind, request, control, output, write_end, self._sandbox)
+            _child(self._kind, request, control, output, write_end, self._sandbox, self._pytorch)
         for fd in (control, output, write_end):
             os.close(fd)
         error = os.read(read_end, 4096)
@@ -174,13 +185,22 @@ def main() -> None:
     connection = Connection(socket.socket(fileno=fd), ZygoteRequest)
     warm_up()
     device = create_device(kind)
+    pytorch = Withdrawal(device.torch_device)
+
+    def use_device() -> None:
+        pytorch.complete()
+        torch.zeros(1, device=device.torch_device)
+
     try:
-        confinement, claim = sandbox.probe(lambda: torch.zeros(1, device=device.torch_device))
+        confinement, claim = sandbox.probe(use_device)
     except (RuntimeError, OSError) as error:
         connection.send(ZygoteReady(error=str(error)))
         return
     with claim or contextlib.nullcontext():
-        Zygote(connection, kind, confinement).serve()
+        # So that no child's collections walk through, and by that copy, what all of them share.
+        gc.collect()
+        gc.freeze()
+        Zygote(connection, kind, confinement, pytorch).serve()
 
 
 if __name__ == "__main__":

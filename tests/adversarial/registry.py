@@ -112,7 +112,7 @@ _LAYOUT = "layouts are checked by the judge"
 _OUTCOMES = "an allow-list of outcomes"
 _USER = "another user, who may touch no other process"
 _LEFT = "private directories, namespaces and the end of all processes"
-_LIBRARY = "issue 4: library work in a hidden place needs evidence of the kernels that ran"
+_WITHDRAWN = "neither PyTorch's computations nor NVIDIA's libraries are in a submission's process"
 
 GPU: tuple[Evaluator, ...] = ("gpu",)
 CPU: tuple[Evaluator, ...] = ("cpu",)
@@ -277,9 +277,30 @@ ATTACKS: tuple[Attack, ...] = (
     _attack("212", "own", SOFTMAX, "the judge allocates first", on=GPU),
     _attack("213", "9", SOFTMAX, _GHOST, on=GPU, static=True),
     _attack("214", "24", SOFTMAX, _GHOST, on=GPU, static=True),
-    _attack("215", "23", MATMUL, _LIBRARY, language="cuda", on=GPU, static=True, open=_LIBRARY),
-    _attack("216", "69", MATMUL, _LIBRARY, language="cuda", on=GPU, open=_LIBRARY),
+    _attack("215", "23", MATMUL, _WITHDRAWN, language="cuda", on=GPU, static=True),
+    _attack("216", "69", MATMUL, _WITHDRAWN, language="cuda", on=GPU),
     _attack("217", "36", RELU, _SNAPSHOT, language="cuda", on=GPU),
     _attack("218", "54", RELU, _POISON, language="cuda", on=GPU),
     _attack("219", "own", SOFTMAX, _SNAPSHOT, must="not_paid_more", on=GPU, static=True),
+    # -------------------------------------------------- library work whose result the submission's kernel needs
+    _attack("230", "own", SOFTMAX, _WITHDRAWN, static=True),
+    _attack("231", "own", SOFTMAX, _WITHDRAWN, static=True),
+    _attack("232", "25", SOFTMAX, _WITHDRAWN, static=True),
+    _attack("233", "24", SOFTMAX, _WITHDRAWN, static=True),
+    _attack("234", "own", SOFTMAX, _WITHDRAWN, static=True),
+    _attack("235", "own", SOFTMAX, _WITHDRAWN, static=True),
+    _attack("236", "own", SOFTMAX, _WITHDRAWN, static=True),
+    _attack("237", "26", LINEAR, _WITHDRAWN, static=True),
+    _attack("238", "own", MATMUL, _WITHDRAWN, static=True),
+    _attack("239", "own", RELU, _WITHDRAWN, static=True),
+    _attack("240", "own", MATMUL, _WITHDRAWN, static=True),
+    _attack("241", "own", MATMUL, _WITHDRAWN, static=True),
+    _attack("242", "own", SOFTMAX, _WITHDRAWN, static=True),
+    _attack("243", "own", SOFTMAX, _WITHDRAWN, static=True),
+    _attack("244", "26", SOFTMAX, _WITHDRAWN, static=True),
+    _attack("245", "69", RELU, _WITHDRAWN, language="cuda", on=CPU, static=True),
+    _attack("246", "9", SOFTMAX, _WITHDRAWN, on=GPU),
+    _attack("247", "23", MATMUL, _WITHDRAWN, language="cuda", on=GPU),
+    _attack("248", "23", MATMUL, _WITHDRAWN, language="cuda", on=GPU),
+    _attack("249", "23", RELU, "names of C++ functions that only PyTorch has", language="cuda", on=CPU, static=True),
 )

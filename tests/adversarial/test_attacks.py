@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from conftest import make_settings
+from conftest import TABLE, make_settings
 
 from server.pool import PoolEvaluator
 from server.scoring import Score, score
@@ -48,13 +47,11 @@ class Paid(AssertionError):
 
 @dataclass(eq=False)
 class Arena:
-    """One evaluator for all attacks, the honest rewards measured on it, and the table."""
+    """One evaluator for all attacks, and the honest rewards measured on it."""
 
     evaluator: PoolEvaluator
     tasks: TaskSource = field(default_factory=lambda: TaskSource.builtin(small=True))
     honest: dict[str, float] = field(default_factory=dict)
-    rows: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
 
     def submit(self, code: str, task_id: str, language: str) -> Score:
         """The score of one submission, past the static checks."""
@@ -79,12 +76,6 @@ class Arena:
             self.honest[task_id] = found.reward
         return self.honest[task_id]
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Prints the table below the results of all tests."""
-        counts = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
-        terminalreporter.section("attacks")
-        terminalreporter.write("\n".join([*self.rows, f"{len(self.rows)} attacks on {self.sandbox}: {counts}\n"]))
-
     @property
     def sandbox(self) -> str:
         """The level that submissions run at."""
@@ -93,20 +84,18 @@ class Arena:
 
 
 @pytest.fixture(scope="module")
-def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
+def arena() -> Iterator[Arena]:
     evaluator = PoolEvaluator(make_settings(evaluator="cpu"))
     evaluator.start()
-    arena = Arena(evaluator)
-    request.config.pluginmanager.register(arena)
     try:
-        yield arena
+        yield Arena(evaluator)
     finally:
         evaluator.close()
 
 
 @NEEDS_CPU_EVALUATOR
 @pytest.mark.parametrize("attack", _parameters())
-def test_attack_is_not_paid(attack: Attack, arena: Arena) -> None:
+def test_attack_is_not_paid(attack: Attack, arena: Arena, record_property: Callable[[str, object], None]) -> None:
     if attack.needs and not set(attack.needs) & set(arena.sandbox.split("+")):
         pytest.skip(f"the sandbox has none of {', '.join(attack.needs)} here")
     honest = arena.honest_reward(attack.task_id)
@@ -117,11 +106,11 @@ def test_attack_is_not_paid(attack: Attack, arena: Arena) -> None:
     faults = [str(found.fields["infra_code"]) for found in scores if found.reward is None]
     stopped = not faults and all(reward is not None and reward <= limit for reward in rewards)
     what = "stopped" if stopped else "expected to get through" if attack.open_reason("cpu") else "GOT THROUGH"
-    arena.counts[what] += 1
-    arena.rows.append(
+    row = (
         f"{attack.name:34} {attack.row:>4} {last.fields['stage']!s:11} {last.fields['outcome']!s:16} "
         f"{'none' if last.reward is None else f'{last.reward:.2f}':>5} {what:24} {attack.defence}"
     )
+    record_property(f"{TABLE}attacks on {arena.sandbox}", (what, row))
     if not stopped:
         raise Paid(f"rewards {rewards}, an honest kernel {honest}, faults {faults}: {last.fields['feedback']}")
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import uuid
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import make_settings
+from conftest import TABLE, make_settings
 
 from server.evaluator import Evaluator, create_evaluator
 from server.scoring import Score, score
@@ -27,80 +25,66 @@ DEADLINE_S = 280.0
 # Compiling with torch's headers takes a minute on an idle machine.
 SETTINGS = make_settings(evaluator="cpu", timed_runs=3, compile_timeout_s=240.0)
 ON_CPU = [honest for honest in HONEST if honest.cpu]
+TASKS = TaskSource.builtin(small=True)
+TABLE_NAME = f"{TABLE}honest kernels, and {len(HONEST) - len(ON_CPU)} more need a GPU"
 
 
-@dataclass(eq=False)
-class Table:
-    """One evaluator for all kernels, and what became of each."""
+def submit(evaluator: Evaluator, honest: Honest) -> Score:
+    """The score of one submission, which the static checks must have passed."""
+    request = Evaluate(
+        eval_id=uuid.uuid4().hex,
+        task_id=honest.task_id,
+        task_source=TASKS.get(honest.task_id).source,
+        code=honest.code,
+        language=honest.language,
+        trials=SETTINGS.trials,
+        timed_runs=SETTINGS.timed_runs,
+        atol=SETTINGS.atol,
+        rtol=SETTINGS.rtol,
+        compile_timeout_s=SETTINGS.compile_timeout_s,
+        run_timeout_s=SETTINGS.run_timeout_s,
+    )
+    result = asyncio.run(evaluator.evaluate(request, DEADLINE_S))
+    return score(result.verdict, SETTINGS, result.device, honest.task_id)
 
-    evaluator: Evaluator
-    tasks: TaskSource = field(default_factory=lambda: TaskSource.builtin(small=True))
-    rows: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
 
-    def submit(self, honest: Honest) -> Score:
-        """The score of one submission, which the static checks must have passed; adds its row."""
-        request = Evaluate(
-            eval_id=uuid.uuid4().hex,
-            task_id=honest.task_id,
-            task_source=self.tasks.get(honest.task_id).source,
-            code=honest.code,
-            language=honest.language,
-            trials=SETTINGS.trials,
-            timed_runs=SETTINGS.timed_runs,
-            atol=SETTINGS.atol,
-            rtol=SETTINGS.rtol,
-            compile_timeout_s=SETTINGS.compile_timeout_s,
-            run_timeout_s=SETTINGS.run_timeout_s,
-        )
-        result = asyncio.run(self.evaluator.evaluate(request, DEADLINE_S))
-        found = score(result.verdict, SETTINGS, result.device, honest.task_id)
-        self.add(honest, str(found.fields["outcome"]), found.reward)
-        return found
-
-    def add(self, honest: Honest, outcome: str, reward: float | None) -> None:
-        """One row. Whatever is not paid counts as rejected, a fault of ours included."""
-        self.counts["paid" if reward else "REJECTED"] += 1
-        paid = f"{reward:.2f}" if reward is not None else "none"
-        self.rows.append(f"{honest.name:28} {honest.task_id[:40]:40} {outcome:16} {paid:>5} {honest.style}")
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Prints the table below the results of all tests."""
-        counts = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
-        terminalreporter.section("honest kernels")
-        elsewhere = f"{len(HONEST) - len(ON_CPU)} more need a GPU"
-        terminalreporter.write("\n".join([*self.rows, f"{len(self.rows)} honest kernels: {counts}; {elsewhere}\n"]))
+def row(honest: Honest, outcome: str, reward: float | None) -> tuple[str, str]:
+    """Whatever is not paid counts as rejected, a fault of ours included."""
+    paid = f"{reward:.2f}" if reward is not None else "none"
+    text = f"{honest.name:28} {honest.task_id[:40]:40} {outcome:16} {paid:>5} {honest.style}"
+    return "paid" if reward else "REJECTED", text
 
 
 @pytest.fixture(scope="module")
-def table(request: pytest.FixtureRequest) -> Iterator[Table]:
+def evaluator() -> Iterator[Evaluator]:
     evaluator = create_evaluator(SETTINGS)
     evaluator.start()
-    table = Table(evaluator)
-    request.config.pluginmanager.register(table)
     try:
-        yield table
+        yield evaluator
     finally:
         evaluator.close()
 
 
 @NEEDS_CPU_EVALUATOR
 @pytest.mark.parametrize("honest", [pytest.param(honest, id=honest.name) for honest in ON_CPU])
-def test_honest_kernel_is_paid(honest: Honest, table: Table) -> None:
+def test_honest_kernel_is_paid(
+    honest: Honest, evaluator: Evaluator, record_property: Callable[[str, object], None]
+) -> None:
     if honest.language == "cuda" and shutil.which("g++") is None:
         pytest.skip("C++ needs g++")
     violations = check(honest.code, honest.language, cpu=True)
     if violations:
-        table.add(honest, "static_violation", 0.0)
+        record_property(TABLE_NAME, row(honest, "static_violation", 0.0))
     assert not violations, feedback(violations)
-    found = table.submit(honest)
+    found = submit(evaluator, honest)
+    record_property(TABLE_NAME, row(honest, str(found.fields["outcome"]), found.reward))
     assert found.reward, found.fields
     assert (found.fields["stage"], found.fields["outcome"]) == ("scored", "scored")
 
 
 @NEEDS_CPU_EVALUATOR
-def test_no_honest_kernel_costs_a_worker(table: Table) -> None:
-    (worker,) = table.evaluator.status()["workers"]
+def test_no_honest_kernel_costs_a_worker(evaluator: Evaluator) -> None:
+    (worker,) = evaluator.status()["workers"]
     assert worker["faults"] == 0
 
 

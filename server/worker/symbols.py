@@ -1,0 +1,96 @@
+"""Which of PyTorch's computations a submission's extension calls by their C++ names, below the dispatcher.
+
+Runs in the candidate, like the guard, and is believed as little. Reads files that this process has mapped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+from server.worker.guard import ALLOWED
+
+# at::native::anything, and at::cuda::OPERATOR or at::cpu::OPERATOR, which dispatch statically; as g++ mangles them.
+_NATIVE = re.compile(rb"_ZN[K]?2at6native")
+_STATIC = re.compile(rb"_ZN2at(?:4cuda|3cpu|26compositeexplicitautograd|26compositeimplicitautograd)(\d+)(\w+)")
+_SUFFIXES = ("_symint", "_outf", "_out")
+_DYNAMIC_SYMBOLS = 11
+_SYMBOL_BYTES = 24
+_MAX_TABLE_BYTES = 64 << 20
+
+
+def undefined(path: str) -> Iterator[bytes]:
+    """The names that a shared library takes from others. Source: the ELF-64 specification.
+
+    Raises:
+        OSError, ValueError, struct.error: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        header = file.read(64)
+        if header[:5] != b"\x7fELF\x02":
+            return
+        (table,) = struct.unpack_from("<Q", header, 0x28)
+        size, count = struct.unpack_from("<HH", header, 0x3A)
+        file.seek(table)
+        sections = [struct.unpack_from("<IIQQQQI", file.read(size)) for _ in range(count)]
+        for _, kind, _, _, offset, length, link in sections:
+            if kind != _DYNAMIC_SYMBOLS:
+                continue
+            names = _read(file, sections[link][4], sections[link][5])
+            symbols = _read(file, offset, length)
+            for start in range(0, len(symbols) - _SYMBOL_BYTES + 1, _SYMBOL_BYTES):
+                name, _, _, section = struct.unpack_from("<IBBH", symbols, start)
+                if section == 0 and name:
+                    yield names[name : names.index(b"\0", name)]
+
+
+def _read(file: BinaryIO, offset: int, length: int) -> bytes:
+    if length > _MAX_TABLE_BYTES:
+        raise ValueError("a table is too long")
+    file.seek(offset)
+    return file.read(length)
+
+
+def computation(name: bytes, operators: frozenset[str]) -> str | None:
+    """The PyTorch computation that a mangled name is, None for anything else. `operators`: their names, bare."""
+    if _NATIVE.match(name):
+        return "a function of at::native"
+    if (found := _STATIC.match(name)) is None:
+        return None
+    operator = found[2][: int(found[1])].decode(errors="replace")
+    for suffix in _SUFFIXES:
+        operator = operator.removesuffix(suffix)
+    return f"at::{operator}" if operator in operators and operator not in ALLOWED else None
+
+
+def _mapped() -> set[str]:
+    with open("/proc/self/maps") as lines:
+        return {fields[5] for line in lines if len(fields := line.rstrip("\n").split(None, 5)) == 6}
+
+
+class Extensions:
+    """The libraries that this process maps from now on, but for those of Python's own installation."""
+
+    def __init__(self, operators: Iterable[str]) -> None:
+        self._operators = frozenset(name.partition("::")[2].partition(".")[0] for name in operators)
+        self._installed = tuple(os.path.join(os.path.realpath(path), "") for path in (sys.prefix, sys.base_prefix))
+        self._seen = _mapped()
+
+    def computation(self) -> str | None:
+        """The first PyTorch computation that one which was not looked at before calls by name."""
+        new = _mapped() - self._seen
+        self._seen |= new
+        for path in sorted(new):
+            if path.startswith(self._installed):
+                continue
+            try:
+                found = next(filter(None, (computation(name, self._operators) for name in undefined(path))), None)
+            except (OSError, ValueError, struct.error):
+                continue  # such as a file that was removed
+            if found is not None:
+                return found
+        return None
