@@ -28,7 +28,11 @@ COPY scripts ./scripts
 RUN bash scripts/image_steps.sh venv torch
 RUN bash scripts/image_steps.sh deps
 RUN bash scripts/image_steps.sh kernelbench
-COPY . .
+# By name: an upload to a Space can lose .dockerignore, and what it leaves out holds solutions, which a submission could
+# read in the image.
+COPY pyproject.toml README.md LICENSE openenv.yaml ./
+COPY kernel_env ./kernel_env
+COPY server ./server
 RUN bash scripts/image_steps.sh app check
 
 # What server/app.py sets itself, for a bare `uvicorn server.app:app`: a dropped ping must not end a session, and one

@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kernel_env.client import KernelEnv
-    from kernel_env.errors import CapacityReached, InvalidRequestError, KernelEnvError, ServerError, SessionLost
+    from kernel_env.errors import (
+        CapacityReached,
+        InfrastructureFault,
+        InvalidRequestError,
+        KernelEnvError,
+        ServerError,
+        SessionLost,
+    )
     from kernel_env.models import InfraCode, KernelAction, KernelObservation, KernelState, Outcome, Stage
 
 __all__ = [
     "CapacityReached",
     "InfraCode",
+    "InfrastructureFault",
     "InvalidRequestError",
     "KernelAction",
     "KernelEnv",
@@ -31,7 +39,15 @@ __all__ = [
 _HOMES = {
     "KernelEnv": "kernel_env.client",
     **dict.fromkeys(
-        ("CapacityReached", "InvalidRequestError", "KernelEnvError", "ServerError", "SessionLost"), "kernel_env.errors"
+        (
+            "CapacityReached",
+            "InfrastructureFault",
+            "InvalidRequestError",
+            "KernelEnvError",
+            "ServerError",
+            "SessionLost",
+        ),
+        "kernel_env.errors",
     ),
     **dict.fromkeys(
         ("InfraCode", "KernelAction", "KernelObservation", "KernelState", "Outcome", "Stage"), "kernel_env.models"

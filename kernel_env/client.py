@@ -22,7 +22,14 @@ from openenv.core.env_client import EnvClient
 from websockets.asyncio.client import connect as ws_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from kernel_env.errors import CapacityReached, InvalidRequestError, KernelEnvError, ServerError, SessionLost
+from kernel_env.errors import (
+    CapacityReached,
+    InfrastructureFault,
+    InvalidRequestError,
+    KernelEnvError,
+    ServerError,
+    SessionLost,
+)
 from kernel_env.models import MAX_MESSAGE_BYTES, KernelAction, KernelObservation, KernelState
 
 DEFAULT_MESSAGE_TIMEOUT_S = 300.0
@@ -89,6 +96,9 @@ def _error(data: dict[str, Any]) -> KernelEnvError:
         return InvalidRequestError("validation_error", "; ".join([message, *details]))
     if code == "EXECUTION_ERROR" and message.startswith("["):
         ours, _, rest = message[1:].partition("] ")
+        if ours == "infrastructure_fault":
+            infra_code, _, explanation = rest.partition(": ")
+            return InfrastructureFault(ours, explanation, infra_code)
         return ServerError(ours, rest) if ours == "internal_error" else InvalidRequestError(ours, rest)
     return ServerError(code.lower(), message)
 
@@ -147,6 +157,7 @@ class KernelEnv(EnvClient[KernelAction, KernelObservation, KernelState]):
         InvalidRequestError: from the first call or `connect`, with code "unauthorized": the server wants another token.
         CapacityReached, InvalidRequestError, SessionLost, ServerError: from every call; see `kernel_env.errors`. An
             answer that is not what the call asks for is a ServerError with code "bad_answer" and ends the session.
+        InfrastructureFault: from `step`, where the server is set to answer its own faults so.
 
     Use either `async with KernelEnv(...) as env` and await every call, or `with KernelEnv(...).sync() as env`.
     """

@@ -11,7 +11,7 @@ class KernelEnvError(Exception):
         self.code = code
         self.message = message
 
-    def __reduce__(self) -> tuple[type[KernelEnvError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[KernelEnvError], tuple[str, ...]]:
         """Trainers send exceptions between processes."""
         return type(self), (self.code, self.message)
 
@@ -33,3 +33,18 @@ class SessionLost(KernelEnvError):
 
 class ServerError(KernelEnvError):
     """The server failed to handle the request; its log says more."""
+
+
+class InfrastructureFault(ServerError):
+    """A part of the server failed and nothing was learned about the submission; `infra_code` says which part.
+
+    Raised by `step` where the server has KERNEL_ENV_INFRA_FAILURE=error_frame. The session and its episode are as they
+    were: no turn was used, and the submission may be sent again.
+    """
+
+    def __init__(self, code: str, message: str, infra_code: str) -> None:
+        super().__init__(code, message)
+        self.infra_code = infra_code
+
+    def __reduce__(self) -> tuple[type[KernelEnvError], tuple[str, ...]]:
+        return type(self), (self.code, self.message, self.infra_code)

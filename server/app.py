@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Sequence
+from inspect import signature
 from typing import Any, Self
 
 import uvicorn
@@ -24,7 +25,7 @@ from openenv.core.env_server.http_server import create_app
 from pydantic import ConfigDict, ValidationError
 from uvicorn.config import LOGGING_CONFIG
 
-from kernel_env.models import MAX_MESSAGE_BYTES, KernelAction, KernelObservation
+from kernel_env.models import MAX_MESSAGE_BYTES, KernelAction, KernelObservation, KernelState
 from server.auth import AuthMiddleware
 from server.disconnect import DisconnectMiddleware
 from server.environment import KernelEnvironment, Refused
@@ -33,6 +34,7 @@ from server.eval_log import EvalLog
 from server.evaluator import Evaluator, EvaluatorUnavailable, check_reward, create_evaluator
 from server.limits import LimitMiddleware, short_errors
 from server.operations import add_routes
+from server.reset_args import LANGUAGES, MAX_STEP_DEADLINE_S
 from server.settings import Settings, explain, get_settings
 from server.submission import Services
 from server.tasks import TaskSource
@@ -43,6 +45,13 @@ WS_PING_TIMEOUT_S = 300.0
 WS_MAX_BYTES = MAX_MESSAGE_BYTES
 SHUTDOWN_GRACE_S = 30
 EXIT_CANNOT_START = 2
+_REFUSED_BODIES = {"400": {"description": "The body is not UTF-8"}, "413": {"description": "The body is too large"}}
+_RESET_PROPERTIES: dict[str, Any] = {
+    "task_id": {"type": ["string", "null"], "description": "Such as level1/19_ReLU; wins over the seed"},
+    "split": {"enum": ["train", "eval", None]},
+    "language": {"enum": [*LANGUAGES, None]},
+    "step_deadline_s": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": MAX_STEP_DEADLINE_S},
+}
 
 
 class WireAction(KernelAction):
@@ -115,14 +124,18 @@ def _assemble(services: Services) -> FastAPI:
         sessions.add(environment)
         return environment
 
+    # openenv 0.10 publishes the state's own fields; 0.3.0 has no such argument.
+    newer: dict[str, Any] = {"state_cls": KernelState} if "state_cls" in signature(create_app).parameters else {}
     app = create_app(
         kernel_environment,
         WireAction,
         KernelObservation,
         env_name="kernel_env",
         max_concurrent_envs=services.settings.max_sessions,
+        **newer,
     )
     _replace_mcp(app)
+    _describe(app)
     app.add_middleware(LimitMiddleware)
     app.add_middleware(DisconnectMiddleware)
     if services.settings.token is not None:
@@ -173,6 +186,27 @@ def _replace_mcp(app: FastAPI) -> None:
     @app.post("/mcp", tags=["Environment Info"], summary="There are no MCP tools: always a JSON-RPC error")
     async def no_mcp() -> dict[str, Any]:
         return {"jsonrpc": "2.0", "id": None, "error": {"code": -32601, "message": "This server has no MCP tools."}}
+
+
+def _describe(app: FastAPI) -> None:
+    """Say in the API's own description what OpenEnv leaves open: an action's fields, what reset takes, refusals."""
+    generate = app.openapi
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = generate()  # FastAPI keeps it, and hands out the same one from now on
+            schema["paths"]["/metrics"]["get"]["responses"]["200"]["content"] = {"text/plain": {}}
+            for path in ("/reset", "/step"):
+                schema["paths"][path]["post"]["responses"] |= _REFUSED_BODIES
+            schemas = schema["components"]["schemas"]
+            schemas["StepRequest"]["properties"]["action"] = KernelAction.model_json_schema()
+            schemas["ResetRequest"]["properties"] |= _RESET_PROPERTIES
+            schemas["ResetRequest"]["additionalProperties"] = False
+            detail = schemas["HTTPValidationError"]["properties"]["detail"]
+            schemas["HTTPValidationError"]["properties"]["detail"] = {"anyOf": [detail, {"type": "string"}]}
+        return generate()
+
+    setattr(app, "openapi", described)  # noqa: B010
 
 
 def _announce(evaluator: Evaluator) -> None:

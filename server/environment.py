@@ -1,7 +1,7 @@
 """One session's episodes: reset hands out a task, step has a submission judged. Touches the log and the evaluator.
 
 Nothing here runs submitted code. A bad request is refused and changes nothing; a bad kernel is an observation; a fault
-of ours is an observation without a reward.
+of ours is an observation without a reward or, where the operator chose so, refused like a bad request.
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ class Refused(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"[{code}] {bound(message, MAX_MESSAGE_CHARS)}")
         self.code = code
+
+
+class Faulted(Refused):
+    """A fault of ours as an error frame: "[infrastructure_fault] gpu_lost: message"."""
+
+    def __init__(self, infra_code: InfraCode, message: str) -> None:
+        super().__init__("infrastructure_fault", f"{infra_code.value}: {message}")
 
 
 @dataclass
@@ -110,6 +117,10 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
 
         Args:
             timeout_s: tightens the episode's deadline for this step, in seconds.
+
+        Raises:
+            Faulted: a fault of ours, with KERNEL_ENV_INFRA_FAILURE=error_frame and over the WebSocket, the one place
+                with error frames. The episode is as it was before the step.
         """
         self._check_open()
         episode = self._episode
@@ -124,6 +135,10 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
             score = infrastructure(InfraCode.CANCELLED)
             self._report(episode, action.code, Judged(eval_id, score, infra_detail="the step's task was cancelled"))
             raise
+        infra_code = judged.score.fields.get("infra_code")
+        error_frame = self._services.settings.infra_failure == "error_frame" and client_gone() is not None
+        if infra_code is not None and error_frame:
+            raise Faulted(infra_code, self._report(episode, action.code, judged).feedback)
         episode.step_count += 1
         if judged.score.uses_turn:
             episode.turn += 1
@@ -285,6 +300,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
         wanted = {
             *("turn", "stage", "outcome", "reward", "done", "compiled", "correct", "trials_passed", "trials_total"),
             *("max_abs_error", "speedup", "t_ref_ms", "t_new_ms", "t_ref_spread", "t_new_spread", "timed_runs"),
+            *("t_new_interval_ms", "kernel_time_fraction", "sm_clock_mhz", "throttled"),
             *("timing_method", "bound", "arithmetic_intensity", "t_min_ms", "roofline_frac", "ref_roofline_frac"),
             *("evaluator", "gpu", "phase_seconds", "infra_code", "task_id", "language", "split", "best_reward"),
         }

@@ -1,4 +1,5 @@
-"""Bounds what one request may cost: bytes, values, and how much of a wrong one is quoted back. Pure ASGI.
+"""Bounds what one request may cost: bytes, values, how much of a wrong one is quoted back, and the wait for a client
+that does not read. Pure ASGI.
 
 OpenEnv parses and validates on the event loop that all sessions share, and quotes an invalid input whole. So a
 WebSocket message is looked at before OpenEnv sees it, and a long error after; a refused one leaves its session alive.
@@ -6,18 +7,23 @@ WebSocket message is looked at before OpenEnv sees it, and a long error after; a
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from typing import Any
 
 from kernel_env.models import MAX_MESSAGE_BYTES
 from server.disconnect import App, Message, Receive, Send
 from server.text import bound
 
+# For the network to take one answer. A client that reads nothing fills every buffer, and would hold its slot for good.
+SEND_TIMEOUT_S = 60.0
 # A reset has at most seven arguments and a step one.
 MAX_VALUES = 1000
 MAX_ERRORS = 10
 MAX_QUOTED_CHARS = 200
 MAX_ERROR_CHARS = 8192
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _ERROR_FRAME = '{"type":"error"'
 
 
@@ -37,20 +43,36 @@ class LimitMiddleware:
             await self.app(scope, receive, send)
 
     async def _websocket(self, scope: Message, receive: Receive, send: Send) -> None:
+        taken = True
+
+        async def in_time(message: Message) -> None:
+            nonlocal taken
+            if not taken:
+                return
+            try:
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    await send(message)
+            except TimeoutError:
+                taken = False
+
         async def checked() -> Message:
             while True:
+                if not taken:
+                    return {"type": "websocket.disconnect", "code": 1008}
                 message = await receive()
-                problem = _problem(message.get("text")) if message["type"] == "websocket.receive" else None
-                if problem is None:
+                if message["type"] != "websocket.receive":
                     return message
+                text, problem = _read(message.get("text"))
+                if problem is None:
+                    return {**message, "text": text}
                 data = {"code": "VALIDATION_ERROR", "message": problem, "errors": []}
-                await send({"type": "websocket.send", "text": json.dumps({"type": "error", "data": data})})
+                await in_time({"type": "websocket.send", "text": json.dumps({"type": "error", "data": data})})
 
         async def shortened(message: Message) -> None:
             text = message.get("text")
             if isinstance(text, str) and len(text) > MAX_ERROR_CHARS and text.startswith(_ERROR_FRAME):
                 message = {**message, "text": json.dumps(_short_frame(json.loads(text)))}
-            await send(message)
+            await in_time(message)
 
         await self.app(scope, checked, shortened)
 
@@ -106,18 +128,18 @@ def _short_frame(frame: dict[str, Any]) -> dict[str, Any]:
     return {"type": "error", "data": data}
 
 
-def _problem(text: str | None) -> str | None:
-    """Why a message is refused, or None. What is merely not JSON, OpenEnv answers well itself."""
+def _read(text: str | None) -> tuple[str, str | None]:
+    """A message as OpenEnv may see it, and why it is refused or None. What is merely not JSON, OpenEnv answers well."""
     if text is None:
-        return "A message must be a text frame."
+        return "", "A message must be a text frame."
     try:
         message = json.loads(text)
     except json.JSONDecodeError:
-        return None
+        return text, None
     except (ValueError, RecursionError):
-        return "The message is nested too deeply, or holds a number with too many digits."
+        return text, "The message is nested too deeply, or holds a number with too many digits."
     if not isinstance(message, dict):
-        return "A message must be a JSON object."
+        return text, "A message must be a JSON object."
     values = 0
     open_values: list[Any] = [message]
     while open_values:
@@ -125,9 +147,13 @@ def _problem(text: str | None) -> str | None:
         if isinstance(value, dict | list):
             values += len(value)
             if values > MAX_VALUES:
-                return f"A message may hold at most {MAX_VALUES} values."
+                return text, f"A message may hold at most {MAX_VALUES} values."
             open_values.extend(value.values() if isinstance(value, dict) else value)
-    return None
+    if _SURROGATE.search(text):
+        # OpenEnv quotes what is invalid, and a lone surrogate in the quotation ends the session.
+        written = json.dumps(message, ensure_ascii=False)
+        text = written.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text, None
 
 
 def _declared_bytes(scope: Message) -> int:

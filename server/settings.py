@@ -31,6 +31,7 @@ class Settings(BaseSettings):
     eval_log_code: bool = False
     eval_log_max_mb: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     reward: Literal["speedup", "roofline"] = "speedup"
+    infra_failure: Literal["none", "error_frame"] = "none"
     judges_per_gpu: int = Field(default=0, ge=0, le=MAX_JUDGES)
     token: SecretStr | None = None
     cache_dir: Path = Path("~/.cache/kernel_env")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kernel_env
-from kernel_env.errors import InvalidRequestError
+from kernel_env.errors import InfrastructureFault, InvalidRequestError
 from kernel_env.integrations import trl
 from kernel_env.integrations.trl import KernelBenchTool
 
@@ -121,6 +121,18 @@ def test_a_missing_reward_is_never_a_number(server: Server, missing: float | Non
     tool.submit_kernel("a")
     assert tool.get_reward() is None
     tool.submit_kernel("a")  # the fault passed
+    assert tool.get_reward() == 1.0
+
+
+def test_a_fault_that_comes_as_an_error_keeps_the_session(server: Server) -> None:
+    fault = InfrastructureFault("infrastructure_fault", "gpu_lost: not the kernel's fault", "gpu_lost")
+    session = server.add(steps=[answer(1.0), fault, answer(0.5)])
+    tool = KernelBenchTool()
+    tool.reset(seed=1)
+    tool.submit_kernel("a")
+    assert "not the kernel's fault" in tool.submit_kernel("a")
+    assert tool.get_reward() is None and not session.closed
+    tool.submit_kernel("a")
     assert tool.get_reward() == 1.0
 
 

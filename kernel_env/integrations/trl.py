@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from typing import Any, Protocol
 
-from kernel_env.errors import InvalidRequestError
+from kernel_env.errors import InfrastructureFault, InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +108,9 @@ class KernelBenchTool:
             result = self._session.step(action)
         except InvalidRequestError:
             raise
+        except InfrastructureFault as fault:
+            self._faulted = True
+            return fault.message
         except Exception as error:
             # A bad kernel never raises, so this is a fault of the connection or the server. The episode is lost.
             logger.warning("kernel_env: a submission was lost: %s", error)
