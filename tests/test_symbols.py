@@ -33,6 +33,8 @@ extern "C" int call(int x) { puts("x"); return at::cpu::%s(x); }
         ("_ZN3c104cuda20getCurrentCUDAStreamEa", None),
         # Through the dispatcher, where it is not there.
         ("_ZN2at4_ops6matmul4callERKNS_6TensorES4_", None),
+        ("_ZN3c1010Dispatcher17findSchemaOrThrowEPKcS2_", "a function of c10::Dispatcher"),
+        ("_ZNK3c1014OperatorHandle12operator_nameEv", None),
         ("cudaLaunchKernel", None),
     ],
 )

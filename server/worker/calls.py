@@ -142,7 +142,8 @@ class Evaluation:
             for parent, _, files in os.walk(workdir):
                 for entry in (parent, *(os.path.join(parent, name) for name in files)):
                     os.chown(entry, uid, uid)
-        spawn = Spawn(workdir, _memory_limit(self._device.kind, host.judges), trusted)
+        links = self._request.language == "cuda"
+        spawn = Spawn(workdir, _memory_limit(self._device.kind, host.judges), trusted, links)
         candidate = CandidateProcess(host.zygote, host.lease, spawn, self.progress.end, fair_share_s)
         self._candidate = stack.enter_context(candidate)
         self.opened = True

@@ -9,6 +9,7 @@ Changes this process's memory and reads the names of files.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -20,6 +21,16 @@ from dataclasses import dataclass
 _NAME = re.compile(
     r"lib(cublas|cudnn|cusolver|cusparse|cufft|curand|cutensor|nccl|npp|nvblas|nvshmem|magma|torch_cuda_linalg)"
     r"\w*\.(so(\.[\d.]+)?|a)"
+)
+_PYTORCH = re.compile(r"/libtorch_(cpu|cuda|python)\.so$")
+# Modules of torch: without the first four, nothing of torch._inductor makes code; the others are kernels in Triton.
+_KERNELS_OF_TORCH = (
+    "_inductor/compile_fx",
+    "_inductor/graph",
+    "_inductor/lowering",
+    "_inductor/scheduler",
+    "_native/ops/bmm_outer_product/triton_kernels",
+    "sparse/_triton_ops",
 )
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
@@ -49,7 +60,8 @@ def is_vendor(path: str) -> bool:
     return _NAME.fullmatch(os.path.basename(path)) is not None
 
 
-def _mappings() -> Iterator[_Mapping]:
+def mappings() -> Iterator[_Mapping]:
+    """The parts of files that this process has mapped."""
     with open("/proc/self/maps") as lines:
         for line in lines:
             fields = line.rstrip("\n").split(None, 5)
@@ -75,7 +87,7 @@ def loaded() -> tuple[Range, ...]:
     """
     ranges = []
     sections: dict[str, list[tuple[int, int, int]]] = {}
-    for found in _mappings():
+    for found in mappings():
         if not is_vendor(found.path):
             continue
         if found.path not in sections:
@@ -124,11 +136,29 @@ def _sections(path: str) -> Iterator[tuple[int, int, int]]:
                 yield offset, length, mmap.PROT_READ
 
 
+def pytorch() -> tuple[str, ...]:
+    """The files of PyTorch's own libraries, all of which this process has loaded: a submission that links with none
+    could only load them again, here or in a process of its own, as they were before anything was taken out."""
+    return tuple(sorted({found.path for found in mappings() if _PYTORCH.search(found.path)}))
+
+
+def kernels() -> tuple[str, ...]:
+    """The files with which PyTorch brings kernels in Triton, or writes them for a submission."""
+    found = set()
+    for torch in {os.path.dirname(os.path.dirname(path)) for path in pytorch()}:
+        for module in _KERNELS_OF_TORCH:
+            directory, name = os.path.split(os.path.join(torch, module))
+            for place in (directory, os.path.join(directory, "__pycache__")):
+                with contextlib.suppress(OSError):
+                    found |= {os.path.join(place, entry) for entry in os.listdir(place) if entry.split(".")[0] == name}
+    return tuple(sorted(path for path in found if os.path.isfile(path)))
+
+
 def files(homes: Iterable[str]) -> tuple[str, ...]:
     """Where the libraries lie: beside those that this process has loaded, in the toolkits `homes`, in the system."""
     directories = {
         os.path.dirname(found.path)
-        for found in _mappings()
+        for found in mappings()
         if is_vendor(found.path) or os.path.basename(found.path).startswith("libtorch")
     }
     for home in filter(None, homes):

@@ -3,21 +3,22 @@
 The dispatch guard sees what one thread does through Python. Here the dispatcher itself is changed, for every thread,
 mode, custom operator and C++ extension: an operator that is more than allocation, layout, copy or random numbers has no
 kernel for the device any more. On CUDA it runs on the CPU instead, so that an `__init__` may still prepare its weights
-with it; while a forward runs it is a violation. What is left to a submission that avoids the dispatcher are functions
-of PyTorch's libraries by their C++ names.
+with it; while a forward runs it is a violation. What computes without the dispatcher goes with functions.py.
 
 Changes this process's dispatcher and nothing else.
 """
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
-from server.worker import libraries
+from server.worker import functions, libraries
 from server.worker.guard import ALLOWED, DispatchGuard
 
 _KINDS = ("", "Sparse", "SparseCsr", "Quantized", "NestedTensor")
@@ -26,6 +27,9 @@ _KEPT = ALLOWED | frozenset(
     "_copy_from _copy_from_and_resize _efficientzerotensor _local_scalar_dense _pin_memory _resize_output_ is_set_to "
     "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal random_ randperm".split()
 )
+
+# Without a kernel of any device's own, these compute all the same; on the CPU.
+_COMPOSED = frozenset({"aten::max_pool1d", "aten::mkldnn_convolution"})
 
 
 class Withdrawal:
@@ -36,6 +40,8 @@ class Withdrawal:
         self._libraries: dict[str, torch.library.Library] = {}
         self._device = device
         self._ranges = libraries.loaded()
+        taken = functions.withdrawn(torch._C._dispatch_get_all_op_names(), _KEPT)
+        self._functions = functions.loaded(device.type, taken)
         key = device.type.upper()
         keys = [kind + key for kind in _KINDS]
         for name in torch._C._dispatch_get_all_op_names():
@@ -43,19 +49,22 @@ class Withdrawal:
             packet, _, overload = rest.partition(".")
             if packet in _KEPT or packet.startswith("_cuda_"):
                 continue
-            for found in (key for key in keys if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)):
+            owned = [key for key in keys if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)]
+            for found in owned or ([key] if key == "CPU" and name in _COMPOSED else []):
                 operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
                 if namespace not in self._libraries:
                     self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
                 self._libraries[namespace].impl(rest, self._substitute(operator, found), found)
 
     def complete(self) -> None:
-        """Take NVIDIA's libraries away too; for good.
+        """Take NVIDIA's libraries and the ways past the dispatcher away too; all of it for good.
 
         Raises:
             OSError: the kernel refuses.
         """
         libraries.remove(self._ranges)
+        functions.remove(self._functions)
+        self._forget()
         # Or torch.nn.LSTM would ask for its version.
         torch.backends.cudnn.enabled = False
 
@@ -63,6 +72,17 @@ class Withdrawal:
         """Give the operators back."""
         for library in self._libraries.values():
             library._destroy()
+        self._libraries = {}
+
+    def _forget(self) -> None:
+        """Leave no object behind, here or in torch's finalizers, through which the operators could be given back."""
+        for library in self._libraries.values():
+            # Never freed: its end would give them back.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(library.m))
+            for finalizer in [key for key in weakref.finalize._registry if key.alive]:  # type: ignore[attr-defined]
+                if finalizer.peek()[0] is library:
+                    finalizer.detach()
+            library.m = None
         self._libraries = {}
 
     def __len__(self) -> int:

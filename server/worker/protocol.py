@@ -139,6 +139,7 @@ class Verdict(msgspec.Struct, tag="verdict"):
     facts: TaskFacts | None = None
     infra_code: str | None = None
     infra_detail: str = ""  # for the log, never for the client
+    signal: int | None = None  # which ended the submission's process, where nothing says who sent it
     judge_unfit: str = ""  # why the judge must be replaced before it scores another, though this verdict stands
     phase_seconds: dict[str, float] = {}
 
@@ -285,12 +286,13 @@ class ZygoteReady(msgspec.Struct, tag="zygote_ready"):
 class Spawn(msgspec.Struct, tag="spawn"):
     """judge -> zygote: fork a candidate into `workdir`. Two descriptors travel along: its socket and its stdout.
 
-    A `trusted` one, the reference, has all of PyTorch.
+    A `trusted` one, the reference, has all of PyTorch; one that `links`, with load_inline, the files of its libraries.
     """
 
     workdir: str
     memory_bytes: int
     trusted: bool = False
+    links: bool = False
 
 
 class Spawned(msgspec.Struct, tag="spawned"):

@@ -41,6 +41,7 @@ _NAMESPACES = {MOUNT: 0x00020000, IPC: 0x08000000, NET: 0x40000000}
 MAX_FILE_BYTES = 4 << 30
 MAX_OPEN_FILES = 8192
 MAX_TASKS = 2048
+_NICE = 5
 # Of a candidate's memory, for what its files in memory may take.
 _FILES_SHARE = 4
 _PROBE_MEMORY_BYTES = 4 << 30
@@ -92,8 +93,12 @@ class Sandbox:
     """What Landlock lets the reference read; without a mount namespace only."""
     libraries: tuple[str, ...] = ()
     """Files that are not there for a submission."""
+    pytorch: tuple[str, ...] = ()
+    """Files that are there only for one that links with them."""
     submission_readable: tuple[str, ...] = ()
-    """`readable` without them."""
+    """`readable` without `libraries`."""
+    unlinked_readable: tuple[str, ...] = ()
+    """`readable` without both."""
 
     def __str__(self) -> str:
         return level.describe(self.features)
@@ -104,15 +109,17 @@ class Sandbox:
     def with_features(self, features: frozenset[str]) -> Sandbox:
         return dataclasses.replace(self, features=features, uid=self.uid if UID in features else None)
 
-    def enter(self, workdir: str, memory_bytes: int, trusted: bool = False) -> str:
+    def enter(self, workdir: str, memory_bytes: int, trusted: bool = False, links: bool = False) -> str:
         """Confine the calling process and return the path by which it sees `workdir` (owned by `uid`, mode 0700).
 
-        A `trusted` one keeps the files `libraries`.
+        A `trusted` one keeps the files `libraries` and `pytorch`, one that `links` the second.
 
         Raises:
             OSError: a step that the level promises failed.
         """
         os.setsid()
+        # However many processes it starts, the judge gets its turn.
+        os.nice(_NICE)
         _be_the_first_to_go()
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         flags = sum(flag for name, flag in _NAMESPACES.items() if name in self.features)
@@ -120,12 +127,12 @@ class Sandbox:
             raise OSError(ctypes.get_errno(), "unshare")
         seen = workdir
         if MOUNT in self.features:
-            without = () if trusted else self.libraries
+            without = () if trusted else self.libraries if links else self.libraries + self.pytorch
             self.view.mount(workdir, memory_bytes // _FILES_SHARE, PID in self.features, without)
             seen = WORKDIR
         # While directories that are closed to the candidate's user can still be opened.
         if LANDLOCK in self.features:
-            landlock.restrict(self._rules(seen, trusted), SCOPE in self.features)
+            landlock.restrict(self._rules(seen, trusted, links), SCOPE in self.features)
         _drop_privileges(self.uid)
         # After setuid, which clears it.
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -137,12 +144,12 @@ class Sandbox:
             seccomp.restrict()
         return seen
 
-    def _rules(self, workdir: str, trusted: bool) -> list[tuple[str, int]]:
+    def _rules(self, workdir: str, trusted: bool, links: bool) -> list[tuple[str, int]]:
         """Landlock's: what exists may be listed, what the view shows read, devices used, the own directory written."""
         rules = [(workdir, landlock.ALL), ("/dev", landlock.USE), (os.path.realpath("/proc/self"), landlock.USE)]
         if MOUNT in self.features:
             return [*rules, ("/", landlock.READ), (SHARED_MEMORY, landlock.ALL)]
-        readable = self.readable if trusted else self.submission_readable
+        readable = self.readable if trusted else self.submission_readable if links else self.unlinked_readable
         return [*rules, ("/", landlock.LIST), *((path, landlock.READ) for path in readable)]
 
     def _limit(self, memory_bytes: int) -> None:
@@ -320,7 +327,10 @@ def probe(use: Callable[[], object], allowed: Collection[str] = level.FEATURES) 
         base = frozenset({UID})
     view = View.of_host(uid is not None)
     files = libraries.files([os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"])
-    host = Sandbox(base, uid, view, tuple(view.readable()), files, tuple(view.readable(files)))
+    files += libraries.kernels()
+    pytorch = libraries.pytorch()
+    readable = (tuple(view.readable(without)) for without in ((), files, files + pytorch))
+    host = Sandbox(base, uid, view, next(readable), files, pytorch, next(readable), next(readable))
     if (error := _attempt(host, _nothing)) is not None:
         raise RuntimeError(f"submissions cannot be run as another user: {error}")
     features = set(base)

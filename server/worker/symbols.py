@@ -17,18 +17,37 @@ from server.worker.guard import ALLOWED
 # at::native::anything, and at::cuda::OPERATOR or at::cpu::OPERATOR, which dispatch statically; as g++ mangles them.
 _NATIVE = re.compile(rb"_ZN[K]?2at6native")
 _STATIC = re.compile(rb"_ZN2at(?:4cuda|3cpu|26compositeexplicitautograd|26compositeimplicitautograd)(\d+)(\w+)")
+# What calls an operator by at::OPERATOR or torch::Library needs none of them; they lead to the kernels that were there.
+_TABLES = re.compile(rb"_ZNK?3c10(10Dispatcher|4impl13OperatorEntry)")
 _SUFFIXES = ("_symint", "_outf", "_out")
 _DYNAMIC_SYMBOLS = 11
 _SYMBOL_BYTES = 24
+_FUNCTION = 2
 _MAX_TABLE_BYTES = 64 << 20
 
 
 def undefined(path: str) -> Iterator[bytes]:
-    """The names that a shared library takes from others. Source: the ELF-64 specification.
+    """The names that a shared library takes from others.
 
     Raises:
         OSError, ValueError, struct.error: it cannot be read.
     """
+    return (name for name, _, section, _, _ in _symbols(path) if section == 0)
+
+
+def functions(path: str) -> Iterator[tuple[bytes, int, int]]:
+    """The functions that a shared library gives to others: name, address and size in bytes.
+
+    Raises:
+        OSError, ValueError, struct.error: it cannot be read.
+    """
+    for name, info, section, address, size in _symbols(path):
+        if section != 0 and info & 0xF == _FUNCTION and size:
+            yield name, address, size
+
+
+def _symbols(path: str) -> Iterator[tuple[bytes, int, int, int, int]]:
+    """Name, type and binding, section, address and size of each dynamic symbol. Source: the ELF-64 specification."""
     with open(path, "rb") as file:
         header = file.read(64)
         if header[:5] != b"\x7fELF\x02":
@@ -43,9 +62,9 @@ def undefined(path: str) -> Iterator[bytes]:
             names = _read(file, sections[link][4], sections[link][5])
             symbols = _read(file, offset, length)
             for start in range(0, len(symbols) - _SYMBOL_BYTES + 1, _SYMBOL_BYTES):
-                name, _, _, section = struct.unpack_from("<IBBH", symbols, start)
-                if section == 0 and name:
-                    yield names[name : names.index(b"\0", name)]
+                name, info, _, section, address, size = struct.unpack_from("<IBBHQQ", symbols, start)
+                if name:
+                    yield names[name : names.index(b"\0", name)], info, section, address, size
 
 
 def _read(file: BinaryIO, offset: int, length: int) -> bytes:
@@ -59,6 +78,8 @@ def computation(name: bytes, operators: frozenset[str]) -> str | None:
     """The PyTorch computation that a mangled name is, None for anything else. `operators`: their names, bare."""
     if _NATIVE.match(name):
         return "a function of at::native"
+    if _TABLES.match(name):
+        return "a function of c10::Dispatcher"
     if (found := _STATIC.match(name)) is None:
         return None
     operator = found[2][: int(found[1])].decode(errors="replace")

@@ -68,7 +68,7 @@ def _child(
                 pytorch.undo()
             else:
                 pytorch.complete()
-            confinement.enter(request.workdir, request.memory_bytes, request.trusted)
+            confinement.enter(request.workdir, request.memory_bytes, request.trusted, request.links)
         except BaseException as error:
             os.write(entered, f"{type(error).__name__}: {error}".encode())
             raise

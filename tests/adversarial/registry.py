@@ -97,6 +97,8 @@ MATMUL = "level1/1_Square_matrix_multiplication_"
 LOSS = "level1/95_CrossEntropyLoss"
 FROBENIUS = "level1/37_FrobeniusNorm_"
 LINEAR = "level2/76_Gemm_Add_ReLU"
+CUMSUM = "level1/89_cumsum"
+CONV = "level1/50_conv_standard_2D__square_input__square_kernel"
 
 _FRESH = "new input values in every call, each answer verified"
 _POISON = "poisoned outputs, each answer verified"
@@ -113,6 +115,9 @@ _OUTCOMES = "an allow-list of outcomes"
 _USER = "another user, who may touch no other process"
 _LEFT = "private directories, namespaces and the end of all processes"
 _WITHDRAWN = "neither PyTorch's computations nor NVIDIA's libraries are in a submission's process"
+_FOR_GOOD = "nothing is left that could give the operators back"
+_FUNCTIONS = "functions that compute without the dispatcher are overwritten"
+_FILES = "PyTorch's libraries and kernels cannot be read again"
 
 GPU: tuple[Evaluator, ...] = ("gpu",)
 CPU: tuple[Evaluator, ...] = ("cpu",)
@@ -303,4 +308,15 @@ ATTACKS: tuple[Attack, ...] = (
     _attack("247", "23", MATMUL, _WITHDRAWN, language="cuda", on=GPU),
     _attack("248", "23", MATMUL, _WITHDRAWN, language="cuda", on=GPU),
     _attack("249", "23", RELU, "names of C++ functions that only PyTorch has", language="cuda", on=CPU, static=True),
+    _attack("260", "own", SOFTMAX, _FOR_GOOD),
+    _attack("261", "own", SOFTMAX, _FOR_GOOD),
+    _attack("262", "53", CUMSUM, _FUNCTIONS),
+    _attack("263", "53", SOFTMAX, _FUNCTIONS),
+    _attack("264", "24", SOFTMAX, _FUNCTIONS),
+    _attack("265", "24", SOFTMAX, _FILES, needs=PRIVATE),
+    _attack("266", "own", SOFTMAX, _FILES, on=CPU, needs=PRIVATE),
+    _attack("267", "own", SOFTMAX, _FILES, needs=PRIVATE),
+    _attack("268", "own", CONV, _WITHDRAWN, on=CPU),
+    _attack("269", "23", RELU, "names of C++ functions that only PyTorch has", language="cuda", on=CPU, static=True),
+    _attack("270", "own", SOFTMAX, _GUARD, on=CPU, open="a process can rewrite what it remembers of itself"),
 )
