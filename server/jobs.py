@@ -29,6 +29,8 @@ class Job:
     queue_s: float = 0.0
     avoid: set[int] = field(default_factory=set)
     cancelled_at: float | None = None
+    fault: Verdict | None = None
+    """What the last attempt came to, when it was not the submission's to answer for and it is to be tried again."""
 
 
 class Queue:

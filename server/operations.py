@@ -67,7 +67,21 @@ def unready(workers: list[dict[str, Any]]) -> str | None:
     if not states or CAN_EVALUATE & set(states):
         return None
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-    return f"No worker can evaluate: {counts}."
+    return " ".join([f"No worker can evaluate: {counts}.", *out(workers)])
+
+
+def out(workers: list[dict[str, Any]]) -> list[str]:
+    """Of each worker that is out after faults of ours, a sentence that says why."""
+    return [
+        f"Worker {worker['worker']}{_gpu(worker)} is down after {worker['faults_in_a_row']} faults in a row, the last "
+        f"{worker['last_fault']}."
+        for worker in workers
+        if worker["state"] == "down" and worker.get("last_fault")
+    ]
+
+
+def _gpu(worker: dict[str, Any]) -> str:
+    return f" (GPU {worker['gpu']})" if worker.get("gpu") is not None else ""
 
 
 def add_routes(app: FastAPI, services: Services, open_sessions: Callable[[], int]) -> None:
@@ -92,8 +106,9 @@ def add_routes(app: FastAPI, services: Services, open_sessions: Callable[[], int
         responses={503: {"description": "None can; `reason` says why."}},
     )
     def ready() -> JSONResponse:
-        reason = unready(services.evaluator.status()["workers"])
-        content = {"ready": reason is None, "reason": reason, **identity(services)}
+        workers = services.evaluator.status()["workers"]
+        reason = unready(workers)
+        content = {"ready": reason is None, "reason": reason, "out": out(workers), **identity(services)}
         return JSONResponse(content, status_code=200 if reason is None else 503)
 
     @app.get("/status", tags=["Health"], summary="What this server evaluates with, and how busy it is")

@@ -134,7 +134,7 @@ class Judge:
             if missing:
                 verdict.infra_code, verdict.infra_detail = "compiler_missing", f"not found: {', '.join(missing)}"
             else:
-                verdict.outcome = failure.outcome
+                verdict.outcome, verdict.signal = failure.outcome, failure.signal
                 verdict.feedback = self._feedback(failure, progress)
             if failure.outcome == "compile_error":
                 progress.stage, progress.compiled = "compile", False

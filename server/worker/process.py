@@ -53,6 +53,9 @@ _OWN_FAULTS = frozenset(
     "wrong_structure out_of_memory exited".split()
 )
 
+# A process comes to these only where somebody sends them: itself, or an operator, or what watches the host.
+_SENT = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+
 # What a candidate's environment may hold; everything else stays with the judge.
 _ENVIRONMENT = (
     "PATH",
@@ -75,10 +78,12 @@ _ENVIRONMENT = (
 class SubmissionFailed(Exception):
     """The submission's own doing. `outcome` is a value of kernel_env.models.Outcome."""
 
-    def __init__(self, outcome: str, message: str) -> None:
+    def __init__(self, outcome: str, message: str, signal: int | None = None) -> None:
         super().__init__(message)
         self.outcome = outcome
         self.message = message
+        self.signal = signal
+        """Of a process that was ended by one, if it can have come from outside as well as from the submission."""
 
 
 def candidate_environment(kind: str, capability: str | None) -> dict[str, str]:
@@ -378,7 +383,11 @@ class CandidateProcess:
                 "out_of_memory", "The submission's process was ended by the kernel, because the host's memory ran out."
             )
         if exited.signal is not None:
-            raise SubmissionFailed("crashed", f"The submission's process was ended by {_signal_name(exited.signal)}.")
+            raise SubmissionFailed(
+                "crashed",
+                f"The submission's process was ended by {_signal_name(exited.signal)}.",
+                exited.signal if exited.signal in _SENT else None,
+            )
         raise SubmissionFailed(
             "exited", f"The submission ended its own process with exit code {exited.code} before it returned a result."
         )
