@@ -78,9 +78,11 @@ def test_they_are_gone_in_the_child_alone_and_what_is_allowed_still_works() -> N
 
 def registrations() -> set[int]:
     """The objects whose end would undo a registration: torch has some too."""
-    found = [one for one in gc.get_objects() if isinstance(one, torch.library.Library) and one.m is not None]
-    values = [value for key in weakref.finalize._registry for value in key.peek()[2]]  # type: ignore[attr-defined]
-    return {id(one.m) for one in found} | {id(value) for value in values if type(value) is type(found[0].m)}
+    # Not isinstance: it raises for a proxy of what is gone.
+    found = [one.m for one in gc.get_objects() if type(one) is torch.library.Library]
+    alive = [key.peek() for key in weakref.finalize._registry if key.alive]  # type: ignore[attr-defined]
+    values = [value for details in alive for value in details[2]]
+    return {id(value) for value in (*found, *values) if type(value).__name__ == "_DispatchModule"}
 
 
 def test_no_object_is_left_that_gives_the_operators_back() -> None:
