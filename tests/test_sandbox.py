@@ -22,7 +22,8 @@ if sys.platform != "linux" or os.geteuid() != 0:
 from server.evaluator import EvaluatorUnavailable
 from server.pool import PoolEvaluator
 from server.settings import Settings
-from server.worker import level, process, users, view
+from server.worker import level, users, view
+from server.worker.candidate_environment import candidate_environment
 from server.worker.lease import InfrastructureFault
 from server.worker.process import CandidateProcess
 from server.worker.protocol import Spawn
@@ -84,7 +85,7 @@ def test_environment_holds_nothing_of_the_server(kind):
     names = start(kind).run("result = sorted(os.environ)")
     private = {"HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CACHE_HOME"}
     private |= {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LC_CTYPE"}
-    allowed = {*process.candidate_environment("cpu", None), *private}
+    allowed = {*candidate_environment("cpu", None), *private}
     assert isinstance(names, list)
     assert {name for name in names if not name.startswith(("TRITON_", "TORCH", "CUDA_"))} <= allowed
 

@@ -48,6 +48,8 @@ from server.worker.task_module import construct, seed_all
 from server.worker.weights import restore_statistics, snapshot_statistics, state_schema
 
 MODULE_NAME = "submission"
+# Made once, in the process that forks candidates.
+_OPERATORS = frozenset(name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names())
 MAX_MESSAGE_CHARS = 6000
 _COMPILE_ERRORS = {
     "CompilationError",
@@ -83,7 +85,7 @@ class Candidate:
         self._weights: list[torch.Tensor] = []
         self._gate: torch.Tensor | None = None
         self._placement: OutputPlacement | None = None
-        self._extensions = Extensions(torch._C._dispatch_get_all_op_names())
+        self._extensions = Extensions(_OPERATORS)
         self._returned: list[torch.Tensor] = []
 
     def handle(self, request: CandidateRequest, fds: list[int]) -> CandidateReply:

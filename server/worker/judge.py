@@ -70,6 +70,7 @@ class Judge:
         self._zygote = Zygote(kind, capability, extension_kit.for_zygote(self._kit, judges))
         warm_up()
         self._device.is_quiet()  # learns what quiet is
+        self._device.health()  # opens NVML
         self._triton_seed = _prepare_triton(self._base, self._device) if kind == "cuda" else None
         self._lease = GpuLease(server, self._device)
         self._host = Host(self._device, self._lease, self._zygote, base, self._triton_seed, Trash(), judges)

@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from typing import NoReturn, TypeVar
 
+from server.worker.candidate_environment import candidate_environment
 from server.worker.connection import Connection, DeadlineExceeded, PeerClosed, PeerViolation
 from server.worker.lease import GpuLease, InfrastructureFault
 from server.worker.protocol import (
@@ -56,24 +57,6 @@ _OWN_FAULTS = frozenset(
 # A process comes to these only where somebody sends them: itself, or an operator, or what watches the host.
 _SENT = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
-# What a candidate's environment may hold; everything else stays with the judge.
-_ENVIRONMENT = (
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "LIBRARY_PATH",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "NVIDIA_VISIBLE_DEVICES",
-    "NVIDIA_DRIVER_CAPABILITIES",
-    "CC",
-    "CXX",
-    "LANG",
-    "LC_ALL",
-    "MAX_JOBS",
-)
-
 
 class SubmissionFailed(Exception):
     """The submission's own doing. `outcome` is a value of kernel_env.models.Outcome."""
@@ -84,21 +67,6 @@ class SubmissionFailed(Exception):
         self.message = message
         self.signal = signal
         """Of a process that was ended by one, if it can have come from outside as well as from the submission."""
-
-
-def candidate_environment(kind: str, capability: str | None) -> dict[str, str]:
-    """The zygote's environment. `capability` is the GPU's, as TORCH_CUDA_ARCH_LIST wants it ("9.0")."""
-    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    # Keeps torch.cuda.is_available(), which an import calls, from making CUDA unusable after a fork.
-    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    if capability is not None:
-        environment["TORCH_CUDA_ARCH_LIST"] = capability
-    if kind == "cpu":
-        environment["TRITON_INTERPRET"] = "1"
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    return environment
 
 
 class Zygote:

@@ -9,7 +9,7 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from server.worker.guard import ALLOWED
@@ -94,10 +94,11 @@ def _mapped() -> set[str]:
 
 
 class Extensions:
-    """The libraries that this process maps from now on, but for those of Python's own installation."""
+    """The libraries of its own that this process maps from now on: neither the system's nor those of Python's own
+    installation. `operators` are PyTorch's, by their bare names."""
 
-    def __init__(self, operators: Iterable[str]) -> None:
-        self._operators = frozenset(name.partition("::")[2].partition(".")[0] for name in operators)
+    def __init__(self, operators: frozenset[str]) -> None:
+        self._operators = operators
         self._installed = tuple(os.path.join(os.path.realpath(path), "") for path in (sys.prefix, sys.base_prefix))
         self._seen = _mapped()
 
@@ -109,6 +110,8 @@ class Extensions:
             if path.startswith(self._installed):
                 continue
             try:
+                if os.stat(path).st_uid != os.getuid():
+                    continue
                 found = next(filter(None, (computation(name, self._operators) for name in undefined(path))), None)
             except (OSError, ValueError, struct.error):
                 continue  # such as a file that was removed
