@@ -54,7 +54,8 @@ class Withdrawal:
                 operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
                 if namespace not in self._libraries:
                     self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
-                self._libraries[namespace].impl(rest, self._substitute(operator, found), found)
+                # Some, such as FSDP's, are Python's own already.
+                self._libraries[namespace].impl(rest, self._substitute(operator, found), found, allow_override=True)
 
     def complete(self) -> None:
         """Take NVIDIA's libraries and the ways past the dispatcher away too; all of it for good.
