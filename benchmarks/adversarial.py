@@ -73,7 +73,8 @@ def plan(table: str, evaluator: Evaluator, only: str, repeats: int, shard: tuple
     """What this shard submits: Triton first, because load_inline takes a minute."""
     chosen: list[Item] = []
     if table in ("attacks", "all"):
-        chosen += [Item(attack.name, 0, attack) for attack in ATTACKS if evaluator in attack.on]
+        usable_attacks = [attack for attack in ATTACKS if evaluator in attack.on]
+        chosen += [Item(attack.name, repeat, attack) for repeat in range(repeats) for attack in usable_attacks]
     if table in ("honest", "all"):
         usable = [kernel for kernel in HONEST if (kernel.cpu if evaluator == "cpu" else not kernel.cpu_only)]
         chosen += [Item(kernel.name, repeat, kernel) for repeat in range(repeats) for kernel in usable]
@@ -291,7 +292,7 @@ def main() -> int:
     parser.add_argument("--table", choices=["attacks", "honest", "all"], default="all")
     parser.add_argument("--only", default="", metavar="SUBSTR", help="only submissions whose name contains this")
     parser.add_argument("--shard", type=_shard, default=(0, 1), metavar="i/n", help="only the i-th of n parts")
-    parser.add_argument("--repeats", type=int, default=1, help="how often each honest kernel is submitted")
+    parser.add_argument("--repeats", type=int, default=1, help="how often each is submitted")
     parser.add_argument("--skip-done", type=Path, metavar="FILE", help="keep the rows of this result file")
     parser.add_argument("--budget-s", type=float, default=500.0, help="start nothing that would end after this")
     arguments = parser.parse_args()

@@ -84,17 +84,17 @@ def trials(run: Evaluation, request: Evaluate, task: TaskContext) -> Reference:
 
 
 def timed_calls(
-    run: Evaluation, request: Evaluate, task: TaskContext, device: str, reference: Reference, reference_ms: float | None
+    run: Evaluation, request: Evaluate, task: TaskContext, device: str, reference: Reference, baseline: Baseline | None
 ) -> list[Sample]:
     """Calls on fresh inputs of the task's own generator, until timing.settled says that they are enough.
 
-    `reference_ms` is None for the baseline itself, whose answers are not verified.
+    `baseline` is None for the baseline itself, whose answers are not verified.
     """
 
     def call(trial: Trial, retune: bool = False) -> Sample:
         draw, forward_seed = task.draw(trial.family), task.forward_seed()
         answer, window_ms = run.call(draw, forward_seed, timed=not retune, retune=retune)
-        if reference_ms is not None:
+        if baseline is not None:
             run.verify(reference, draw, forward_seed, answer, trial.tight)
         return Sample(answer.elapsed_ms, window_ms)
 
@@ -106,7 +106,12 @@ def timed_calls(
     while len(samples) < request.timed_runs:
         if len(samples) >= MIN_TIMED_RUNS and time.monotonic() > end:
             break
-        if timing.settled([sample.event_ms for sample in samples], reference_ms):
+        if baseline is None:
+            enough = timing.settled([sample.event_ms for sample in samples], None)
+        else:
+            steady = timing.uninterrupted(samples, baseline.overhead_ms, AGREEMENT[device])
+            enough = timing.settled([sample.event_ms for sample in steady], baseline.timing.time_ms)
+        if enough:
             break
         for trial in task.families:
             if len(samples) == certain or secrets.randbelow(CHECKED_IN * len(task.families)) == 0:
@@ -175,7 +180,7 @@ def evaluate_submission(
             with progress.phase("timing"):
                 host.lease.alone()
                 before = host.device.health()
-                samples = timed_calls(run, request, task, host.device.kind, reference, baseline.timing.time_ms)
+                samples = timed_calls(run, request, task, host.device.kind, reference, baseline)
                 after = host.device.health()
             del reference
             measured = timing.submission(samples, baseline.overhead_ms, AGREEMENT[host.device.kind])
