@@ -243,11 +243,20 @@ class Worker:
                 elif isinstance(message, Verdict) and message.eval_id == job.request.eval_id:
                     return message
         except (PeerClosed, PeerViolation, DeadlineExceeded) as error:
+            if self._was_overdue():
+                return fault(job.request, "gpu_lost", "the judge waited in vain for its GPU to finish")
             return fault(job.request, "worker_lost", f"the judge was lost: {error!r}")
         finally:
             with self._sending:
                 self._job = None
             self._lease.release(self.number)
+
+    def _was_overdue(self) -> bool:
+        """Whether the judge ended as server/worker/overdue.py ends it."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(1.0) == -signal.SIGALRM
+        return False
 
     def _receive(self) -> JudgeReply:
         """The judge's next message.

@@ -151,6 +151,7 @@ class Host:
         self.kind = kind
         with popen_on(kind):
             self.zygote = Zygote("cpu", None)
+            self.zygote.wait_ready()
         self.uid = kind.uid if self.zygote.uid is None else self.zygote.uid
 
     @contextmanager

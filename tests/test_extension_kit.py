@@ -153,6 +153,7 @@ class KitHost(Host):
         self.kind = kind
         with popen_on(kind):
             self.zygote = Zygote("cpu", None, {extension_kit.VARIABLE: directory})
+            self.zygote.wait_ready()
         self.uid = kind.uid if self.zygote.uid is None else self.zygote.uid
 
 

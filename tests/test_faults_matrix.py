@@ -29,9 +29,13 @@ from tests.cpu_submissions import BROKEN_CPP, GOOD, TASK, softmax
 
 pytestmark = NEEDS_CPU_EVALUATOR
 
-# A process says by its file mode mask, which anybody may read, where it is, and stays there to be found.
+# A process says by its file mode mask, which anybody may read, where it is, and stays there until it may go on.
 MARK = 0o712
-HERE = f"os.umask({MARK})\ntime.sleep(4)\nos.umask(0o022)"
+GO_ON = signal.SIGUSR1
+HERE = f"""signal.pthread_sigmask(signal.SIG_BLOCK, [{GO_ON:d}])
+os.umask({MARK})
+signal.sigtimedwait([{GO_ON:d}], {WAIT_S})
+os.umask(0o022)"""
 
 
 def in_call(number: int) -> str:
@@ -66,6 +70,11 @@ def marked(pool: Pool) -> int | None:
     return None
 
 
+def go_on(pool: Pool, but: int | None = None) -> None:
+    """Let the candidate that waits to be found go on, once it is another than `but`."""
+    os.kill(until(lambda: (pid := marked(pool)) != but and pid), GO_ON)
+
+
 def is_busy(pool: Pool) -> bool:
     return pool.evaluator.status()["workers"][0]["state"] == "busy"
 
@@ -96,6 +105,8 @@ def test_what_is_killed_from_outside_in_any_phase_is_tried_again(pool: Pool, pha
         victim = {"judge": pool.judge_pid, "zygote": pool.zygote_pid, "candidate": lambda: candidate}[part]()
         assert victim is not None
         os.kill(victim, signal.SIGKILL)
+        if not unknown:
+            go_on(pool, but=candidate)
         found = result.result(4 * WAIT_S)
     assert (found.verdict.outcome, found.verdict.infra_code, found.attempts) == ("scored", None, 2), found.verdict
 
@@ -141,8 +152,9 @@ def test_a_judge_that_is_stopped_is_replaced(pool: Pool, when: str) -> None:
         assert (pool.score(GOOD).verdict.outcome, alive(judge)) == ("scored", False)
         return
     with scoring(pool, IN_TRIALS) as result:
-        until(lambda: marked(pool))
+        candidate = until(lambda: marked(pool))
         os.kill(judge, signal.SIGSTOP)
+        go_on(pool, but=candidate)
         found = result.result(4 * WAIT_S)
     assert (found.verdict.outcome, found.verdict.infra_code, found.attempts) == ("scored", None, 2), found.verdict
     assert not alive(judge)
@@ -205,19 +217,27 @@ def test_a_missing_compiler_is_looked_for_twice_and_keeps_the_worker(monkeypatch
         assert lacking.evaluator.status()["workers"][0]["faults"] == 0
 
 
-@pytest.mark.parametrize(("what", "code"), [("oom", InfraCode.JUDGE_OUT_OF_MEMORY), ("lost", InfraCode.GPU_LOST)])
-def test_a_device_that_fails_us_is_tried_twice_and_retires_the_worker(
-    monkeypatch: pytest.MonkeyPatch, what: str, code: InfraCode
-) -> None:
+@pytest.mark.parametrize(
+    ("what", "code"), [("oom", InfraCode.JUDGE_OUT_OF_MEMORY), ("silent", InfraCode.GPU_LOST)], ids=lambda value: value
+)
+def test_a_device_that_fails_us_is_tried_twice(monkeypatch: pytest.MonkeyPatch, what: str, code: InfraCode) -> None:
     monkeypatch.setenv("TEST_FAULT", what)
+    monkeypatch.setattr(PoolEvaluator, "judge_module", "tests.faulty_judge")
+    with open_pool() as pool:
+        found = pool.score(GOOD)
+        assert (found.verdict.infra_code, found.attempts) == (code, 2), found.verdict
+
+
+def test_a_device_that_goes_on_failing_retires_the_worker_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_FAULT", "lost")
     monkeypatch.setattr(PoolEvaluator, "judge_module", "tests.faulty_judge")
     with open_pool() as pool:
         worker = pool.evaluator._workers[0]
         first = pool.score(GOOD)
-        assert (first.verdict.infra_code, first.attempts) == (code, 2), first.verdict
+        assert (first.verdict.infra_code, first.attempts) == (InfraCode.GPU_LOST, 2), first.verdict
         with scoring(pool, GOOD) as result:
             found = until(lambda: worker.state == "down" and pool.evaluator.status()["workers"])
-            assert out(found) == [f"Worker 0 is down after {RETIRE_AFTER} faults in a row, the last {code.value}."]
+            assert out(found) == [f"Worker 0 is down after {RETIRE_AFTER} faults in a row, the last gpu_lost."]
             worker._module = "server.worker.judge"  # it works again
             assert result.result(4 * WAIT_S).verdict.outcome == "scored"
         assert worker.in_a_row == 0

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from server.text import bound, scrub_paths
-from server.worker import extension_kit, sandbox
+from server.worker import extension_kit, overdue, sandbox
 from server.worker.baselines import BaselineCache, Record
 from server.worker.calls import Host, Progress, TaskUnscorable
 from server.worker.connection import Connection, PeerClosed
@@ -69,9 +69,10 @@ class Judge:
         self._kit = _start_kit(cache, capability) if capability is not None else None
         self._zygote = Zygote(kind, capability, extension_kit.for_zygote(self._kit, judges))
         warm_up()
-        self._device.is_quiet()  # learns what quiet is
         self._device.health()  # opens NVML
         self._triton_seed = _prepare_triton(self._base, self._device) if kind == "cuda" else None
+        self._zygote.wait_ready()
+        self._device.is_quiet()  # learns what quiet is
         self._lease = GpuLease(server, self._device)
         self._host = Host(self._device, self._lease, self._zygote, base, self._triton_seed, Trash(), judges)
         self._info = self._device.info(self._zygote.sandbox)
@@ -84,6 +85,8 @@ class Judge:
         # What the start left is never garbage; a collection that walked through it took a quarter of a second.
         gc.collect()
         gc.freeze()
+        if self._device.kind == "cuda":
+            overdue.watch()
         try:
             self._server.send(Ready(self._info))
             while True:
@@ -101,6 +104,7 @@ class Judge:
     def evaluate(self, request: Evaluate) -> Verdict:
         """The verdict on one submission. Raises ServerGone only."""
         progress = Progress(end=time.monotonic() + request.budget_s)
+        overdue.allow()
         self._lease.begin(request.eval_id, progress.end)
         # A collection inside the clock would be billed to the submission.
         gc.disable()
@@ -120,6 +124,7 @@ class Judge:
         verdict.judge_unfit = self._zygote.unfit
         self._clean()
         gc.enable()
+        overdue.stop()
         return verdict
 
     def _attempt(self, request: Evaluate, progress: Progress, whole_gpu: bool) -> Verdict | None:

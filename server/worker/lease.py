@@ -11,6 +11,7 @@ import select
 import time
 from typing import Protocol
 
+from server.worker import overdue
 from server.worker.connection import Connection, DeadlineExceeded, PeerClosed
 from server.worker.device import Device
 from server.worker.protocol import Cancel, Grant, Pause, Paused, Want
@@ -104,6 +105,7 @@ class GpuLease:
 
     def listen(self, timeout_s: float = 0.0) -> float:
         """Hear the server out, waiting so long for it to say something; the seconds that were spent in a pause."""
+        overdue.allow()
         if self._server is None:
             return 0.0
         paused_s = 0.0
@@ -154,7 +156,10 @@ class GpuLease:
                     if isinstance(message, Cancel) and message.eval_id == self._eval_id:
                         raise Cancelled
                 left_s = max(0.0, min(end - time.monotonic(), 3600.0))
-                if not select.select([self._server.fileno()], [], [], left_s)[0]:
+                overdue.allow(left_s)
+                ready = select.select([self._server.fileno()], [], [], left_s)[0]
+                overdue.allow()
+                if not ready:
                     return None
                 self._server.read(time.monotonic() + 1.0)
         except PeerClosed as error:

@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from typing import NoReturn, TypeVar
 
+from server.worker import overdue
 from server.worker.candidate_environment import candidate_environment
 from server.worker.connection import Connection, DeadlineExceeded, PeerClosed, PeerViolation
 from server.worker.lease import GpuLease, InfrastructureFault
@@ -41,6 +42,8 @@ T = TypeVar("T")
 OUTPUT_LIMIT = 16 << 20
 _OUTPUT_KEPT = 2000
 _START_TIMEOUT_S = 120.0
+# To fork a candidate, which takes milliseconds, and to be read.
+_SPAWN_TIMEOUT_S = 20.0
 _FREEZE_TIMEOUT_S = 60.0
 # To end a candidate and all it started. Less, but as much as the second, where the evaluation must be over before.
 _KILL_TIMEOUT_S = 20.0
@@ -77,7 +80,7 @@ class Zygote:
     """
 
     def __init__(self, kind: str, capability: str | None, compiling: dict[str, str] | None = None) -> None:
-        """`compiling`: what extension_kit.for_zygote adds to the environment."""
+        """Starts it and does not wait; `compiling` is what extension_kit.for_zygote adds to the environment."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "server.worker.zygote", str(theirs.fileno()), kind],
@@ -90,6 +93,15 @@ class Zygote:
         self.exited: Exited | None = None
         self.unfit = ""
         self.pid = 0
+        self.sandbox: str = ""
+        self.uid: int | None = None
+
+    def wait_ready(self) -> None:
+        """Wait until it can fork, which comes before all else.
+
+        Raises:
+            RuntimeError: it cannot confine its children as it must.
+        """
         ready = self._expect(ZygoteReady, _START_TIMEOUT_S)
         if ready.error is not None:
             self.close()
@@ -101,7 +113,7 @@ class Zygote:
             raise InfrastructureFault("zygote_lost", self.unfit)
         self.exited = None
         self._send(request, [control.fileno(), output])
-        self.pid = self._expect(Spawned, _START_TIMEOUT_S).pid
+        self.pid = self._expect(Spawned, _SPAWN_TIMEOUT_S).pid
 
     def kill_all(self, timeout_s: float) -> None:
         """End and reap every process below the zygote; sets `unfit` when that fails, and raises nothing.
@@ -149,12 +161,13 @@ class Zygote:
 
     def _send(self, message: Spawn | KillAll | Freeze | Thaw, fds: list[int]) -> None:
         try:
-            self.connection.send(message, fds, time.monotonic() + _START_TIMEOUT_S)
+            self.connection.send(message, fds, time.monotonic() + _SPAWN_TIMEOUT_S)
         except (PeerClosed, DeadlineExceeded) as error:
             raise InfrastructureFault("zygote_lost", repr(error)) from error
 
     def _expect(self, kind: type[T], timeout_s: float) -> T:
         deadline = time.monotonic() + timeout_s
+        overdue.allow(timeout_s)
         try:
             while True:
                 message = self.connection.recv(deadline)
@@ -288,7 +301,9 @@ class CandidateProcess:
                 )
             if remaining <= 0:
                 raise SubmissionFailed("timeout", f"{what} did not finish within {timeout_s:.0f} s and was ended.")
+            overdue.allow(remaining)
             ready = {fd for fd, _ in self._poll.poll(max(1, int(remaining * 1000)))}
+            overdue.allow()
             if self._connection.fileno() in ready:
                 try:
                     self._connection.read(deadline)
