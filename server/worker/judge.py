@@ -49,6 +49,8 @@ from server.worker.vmm import CudaDriverError
 
 MAX_CACHED_TASKS = 64
 MAX_FEEDBACK_CHARS = 16_000
+# Of the disk: a submission that finds less could not compile, which would look like its own fault.
+MIN_FREE_BYTES = 64 << 20
 # Of the device's memory, for a task whose needs are not known yet.
 _FIRST_SHARE = 4
 
@@ -159,6 +161,8 @@ class Judge:
         return verdict
 
     def _score(self, request: Evaluate, progress: Progress, whole_gpu: bool) -> Score:
+        if (free := shutil.disk_usage(self._base).free) < MIN_FREE_BYTES:
+            raise InfrastructureFault("disk", f"{free >> 20} MiB are free for temporary files")
         key = task_key(request)
         everything = self._device.memory_bytes()
         known = self._baselines.get(key, request.timed_runs)
