@@ -14,9 +14,9 @@ from server.worker import timing
 from server.worker.calls import GHOST_TIMEOUT_S, Evaluation, Host, Progress, TaskUnscorable
 from server.worker.lease import InfrastructureFault
 from server.worker.process import SubmissionFailed
-from server.worker.protocol import Evaluate, TaskFacts
+from server.worker.protocol import Evaluate, Ran, TaskFacts
 from server.worker.slots import SharedSlots
-from server.worker.task_context import Reference, TaskContext, Trial
+from server.worker.task_context import Draw, Reference, TaskContext, Trial
 from server.worker.timing import AGREEMENT, Sample, Timing
 from server.worker.vmm import CUDA_OUT_OF_MEMORY, CudaDriverError
 
@@ -32,6 +32,8 @@ FAIR_SHARE = 0.5
 # is caught that computed properly in its first calls and takes a shortcut later. One of the first three, for certain,
 # and then one in so many.
 CHECKED_IN = 3
+# Without its kernels, to see what remains of a call's time.
+GHOST_CALLS = 3
 
 
 @dataclass
@@ -188,8 +190,8 @@ def evaluate_submission(
             if request.language == "triton":
                 with progress.phase("ghost"):
                     suspect, idle = _is_right_as_ghost(run, task, loaded_so=False)
-                if idle is not None:
-                    rest = timing.submission([idle], baseline.overhead_ms, AGREEMENT[host.device.kind])
+                if idle:
+                    rest = timing.submission(idle, baseline.overhead_ms, AGREEMENT[host.device.kind])
                     fraction = max(0.0, 1.0 - rest.time_ms / measured.time_ms)
             progress.stage = "scored"
             return Score(
@@ -212,27 +214,35 @@ def evaluate_submission(
             progress.printed = run.printed()
 
 
-def _is_right_as_ghost(run: Evaluation, task: TaskContext, loaded_so: bool) -> tuple[bool, Sample | None]:
-    """Whether a submission's answers are right on all inputs although none of its Triton kernels runs, and what a call
-    takes then. (None: it ends in an error. `loaded_so`: it was loaded without them, and is not timed.)
+def _is_right_as_ghost(run: Evaluation, task: TaskContext, loaded_so: bool) -> tuple[bool, list[Sample]]:
+    """Whether a submission's answers are right on all inputs although none of its Triton kernels runs, and what its
+    calls take then. (None: one ends in an error. `loaded_so`: it was loaded without them, and is not timed.)
 
     Whatever else it does then says nothing, since the kernels are not there.
     """
     error = run.progress.max_abs_error
-    sample: Sample | None = None
+    samples: list[Sample] = []
+
+    def call(trial: Trial) -> tuple[Draw, int | None, Ran]:
+        draw, forward_seed = task.draw(trial.family), task.forward_seed()
+        answer, window_ms = run.call(draw, forward_seed, timed=not loaded_so, ghost=not loaded_so)
+        samples.append(Sample(answer.elapsed_ms, window_ms))
+        return draw, forward_seed, answer
+
     try:
         reference = run.new_weights(perturbed=False)
+        # A new model's first call takes the host longer than the device was kept busy for.
+        for _ in range(0 if loaded_so else GHOST_CALLS):
+            call(task.own)
         # On some inputs a copy of them, say, is right.
         for trial in (task.own, *task.families):
-            draw, forward_seed = task.draw(trial.family), task.forward_seed()
-            answer, window_ms = run.call(draw, forward_seed, timed=not loaded_so, ghost=not loaded_so)
-            sample = sample or Sample(answer.elapsed_ms, window_ms)
+            draw, forward_seed, answer = call(trial)
             run.verify(reference, draw, forward_seed, answer, trial.tight)
     except SubmissionFailed:
-        return False, sample
+        return False, samples
     finally:
         run.progress.max_abs_error = error  # this one's is no error of the submission's
-    return True, sample
+    return True, samples
 
 
 def check_ghost(request: Evaluate, task: TaskContext, host: Host, progress: Progress) -> None:
