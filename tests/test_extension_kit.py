@@ -203,6 +203,8 @@ def test_a_candidate_reads_it_and_does_not_write_to_it(kind: HostKind, place: st
         (kit / "bin").mkdir(parents=True)
         (kit / "ready").touch()
         (kit / "bin" / "g++").write_text("#!/bin/sh\n")
+        if not given:
+            (kit / "ready").chmod(0o444)  # by the submission before, which could
         for path in (kit, kit / "bin", kit / "ready", kit / "bin" / "g++"):
             os.chown(path, kind.uid, kind.uid)
         host = KitHost(kind, str(kit))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import shutil
 import subprocess
 from pathlib import Path
@@ -70,12 +71,19 @@ def test_only_libraries_that_were_loaded_since_are_looked_at_and_once(tmp_path: 
     assert extensions.computation() is None
 
 
-def test_what_is_no_library_or_gone_is_passed_over(tmp_path: Path) -> None:
+def test_what_is_no_library_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("no library")
     assert list(undefined(str(path))) == []
     extensions = Extensions(OPERATORS)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        path.unlink()
+        assert extensions.computation() is None
+
+
+def test_code_whose_file_is_gone_is_not_passed_over(tmp_path: Path) -> None:
+    extensions = Extensions(OPERATORS)
     library = build(tmp_path, "clamp_min")
     ctypes.CDLL(str(library), mode=1)
     library.unlink()
-    assert extensions.computation() is None
+    assert extensions.computation() == "something in a library that cannot be read"

@@ -30,8 +30,13 @@ _DECORATIONS = re.compile(r"^structured_|_(out_cuda|cuda_out|cuda_|cuda)$")
 _TRAP = 0xCC  # a breakpoint of x86; on ARM, four of them are an instruction that does not exist
 _PAGE = mmap.PAGESIZE
 _PROT_CODE = mmap.PROT_READ | mmap.PROT_EXEC
+_MOVE_THERE = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
+_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
@@ -88,11 +93,16 @@ def remove(ranges: Iterable[Range]) -> None:
     Raises:
         OSError: the kernel refuses.
     """
+    # In memory of its own: what is changed on pages of a file comes back with madvise(MADV_DONTNEED).
     for first, last, inside in _runs(ranges):
-        _protect(first, last, mmap.PROT_READ | mmap.PROT_WRITE)
+        size = last - first
+        copy = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        _check("mmap", copy != _FAILED)
+        ctypes.memmove(copy, first, size)
         for found in inside:
-            ctypes.memset(found.start, _TRAP, found.end - found.start)
-        _protect(first, last, _PROT_CODE)
+            ctypes.memset(copy + found.start - first, _TRAP, found.end - found.start)
+        _check("mprotect", _libc.mprotect(copy, size, _PROT_CODE) == 0)
+        _check("mremap", _libc.mremap(copy, size, size, _MOVE_THERE, first) == first)
 
 
 def _bases() -> Iterator[tuple[str, int]]:
@@ -119,7 +129,7 @@ def _runs(ranges: Iterable[Range]) -> Iterator[tuple[int, int, list[Range]]]:
         yield first, last, inside
 
 
-def _protect(first: int, last: int, protection: int) -> None:
-    if _libc.mprotect(first, last - first, protection) != 0:
+def _check(call: str, succeeded: bool) -> None:
+    if not succeeded:
         error = ctypes.get_errno()
-        raise OSError(error, f"mprotect: {os.strerror(error)}")
+        raise OSError(error, f"{call}: {os.strerror(error)}")

@@ -29,7 +29,15 @@ _KEPT = ALLOWED | frozenset(
 )
 
 # Without a kernel of any device's own, these compute all the same; on the CPU.
-_COMPOSED = frozenset({"aten::max_pool1d", "aten::mkldnn_convolution"})
+_COMPOSED = frozenset(
+    "aten::" + name
+    for name in "max_pool1d mkldnn_convolution convolution fbgemm_linear_int8_weight fbgemm_linear_fp16_weight "
+    "fbgemm_linear_int8_weight_fp32_activation fbgemm_linear_fp16_weight_fp32_activation "
+    "fbgemm_linear_fp16_weight.out fbgemm_linear_fp16_weight_fp32_activation.out".split()
+)
+
+# In an object of pybind11's: the pointer to the C++ object and the holder that would end it.
+_VALUE_OFFSET, _VALUE_BYTES = 16, 16
 
 
 class Withdrawal:
@@ -78,8 +86,9 @@ class Withdrawal:
     def _forget(self) -> None:
         """Leave no object behind, here or in torch's finalizers, through which the operators could be given back."""
         for library in self._libraries.values():
-            # Never freed: its end would give them back.
+            # Never freed: its end would give them back. Who finds it in memory finds it empty.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(library.m))
+            ctypes.memset(id(library.m) + _VALUE_OFFSET, 0, _VALUE_BYTES)
             for finalizer in [key for key in weakref.finalize._registry if key.alive]:  # type: ignore[attr-defined]
                 if finalizer.peek()[0] is library:
                     finalizer.detach()

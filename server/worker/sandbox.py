@@ -32,8 +32,6 @@ _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
-_PR_CAP_AMBIENT = 47
-_PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _CLONE_NEWUSER = 0x10000000
 _NAMESPACES = {MOUNT: 0x00020000, IPC: 0x08000000, NET: 0x40000000}
@@ -62,7 +60,10 @@ def _prctl(option: int, value: int, second: int = 0) -> None:
 
 def become_subreaper() -> None:
     """Orphans below this process become its children, so that it can end and reap them all."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    except OSError as error:  # older gVisor: there an orphan is found by its user, and process 1 reaps it
+        print(f"sandbox: orphans go to process 1: {error}", file=sys.stderr)
 
 
 def make_undumpable() -> None:
@@ -168,7 +169,11 @@ class Sandbox:
         for name, value in limits.items():
             _, hard = resource.getrlimit(name)
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(name, (value, value))
+            try:
+                resource.setrlimit(name, (value, value))
+            except ValueError:
+                if name != resource.RLIMIT_MSGQUEUE:  # gVisor sets none for queues
+                    raise
 
     def clean_up(self) -> None:
         """Remove what an ended candidate could have left outside its working directory."""
@@ -227,7 +232,7 @@ def _drop_privileges(uid: int | None) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    # Ambient ones go with them.
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     nothing = (ctypes.c_uint32 * 6)()
     if _libc.capset(header, nothing) != 0:

@@ -88,9 +88,15 @@ def computation(name: bytes, operators: frozenset[str]) -> str | None:
     return f"at::{operator}" if operator in operators and operator not in ALLOWED else None
 
 
-def _mapped() -> set[str]:
+def _mapped() -> dict[str, bool]:
+    """The files in this process's memory, and whether any of it can be run."""
+    found: dict[str, bool] = {}
     with open("/proc/self/maps") as lines:
-        return {fields[5] for line in lines if len(fields := line.rstrip("\n").split(None, 5)) == 6}
+        for line in lines:
+            fields = line.rstrip("\n").split(None, 5)
+            if len(fields) == 6 and fields[5].startswith("/"):
+                found[fields[5]] = found.get(fields[5], False) or "x" in fields[1]
+    return found
 
 
 class Extensions:
@@ -100,13 +106,14 @@ class Extensions:
     def __init__(self, operators: frozenset[str]) -> None:
         self._operators = operators
         self._installed = tuple(os.path.join(os.path.realpath(path), "") for path in (sys.prefix, sys.base_prefix))
-        self._seen = _mapped()
+        self._seen = set(_mapped())
 
     def computation(self) -> str | None:
         """The first PyTorch computation that one which was not looked at before calls by name."""
-        new = _mapped() - self._seen
-        self._seen |= new
-        for path in sorted(new):
+        mapped = _mapped()
+        new = sorted(mapped.keys() - self._seen)
+        self._seen.update(new)
+        for path in new:
             if path.startswith(self._installed):
                 continue
             try:
@@ -114,7 +121,10 @@ class Extensions:
                     continue
                 found = next(filter(None, (computation(name, self._operators) for name in undefined(path))), None)
             except (OSError, ValueError, struct.error):
-                continue  # such as a file that was removed
+                # Such as a file that was removed. Of code in it nobody can say what it calls.
+                if mapped[path]:
+                    return "something in a library that cannot be read"
+                continue
             if found is not None:
                 return found
         return None

@@ -30,6 +30,7 @@ from server.worker.candidate import serve
 from server.worker.connection import Connection, PeerClosed
 from server.worker.device import create_device
 from server.worker.guard import warm_up
+from server.worker.level import LANDLOCK, UID
 from server.worker.operators import Withdrawal
 from server.worker.protocol import (
     CandidateRequest,
@@ -73,7 +74,9 @@ def _child(
             os.write(entered, f"{type(error).__name__}: {error}".encode())
             raise
         os.close(entered)
-        if kit := os.environ.pop(extension_kit.VARIABLE, None):
+        kit = os.environ.pop(extension_kit.VARIABLE, None)
+        # As the judge's user and without Landlock it could change the kit's modes, then its files, for the next one.
+        if kit and {UID, LANDLOCK} & confinement.features:
             os.environ.update(extension_kit.environment(kit))
         if kind == "cpu":
             torch.set_num_threads(1)

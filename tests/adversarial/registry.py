@@ -319,4 +319,10 @@ ATTACKS: tuple[Attack, ...] = (
     _attack("268", "own", CONV, _WITHDRAWN, on=CPU),
     _attack("269", "23", RELU, "names of C++ functions that only PyTorch has", language="cuda", on=CPU, static=True),
     _attack("270", "own", SOFTMAX, _GUARD, on=CPU, open="a process can rewrite what it remembers of itself"),
+    _attack("271", "53", CUMSUM, _FUNCTIONS),
+    _attack("272", "own", SOFTMAX, _FOR_GOOD),
+    _attack("273", "23", RELU, "code that can be read", language="cuda", on=CPU, static=True),
+    _attack("274", "53", RELU, _FUNCTIONS, on=CPU, open="functions that serve every device are left"),
+    _attack("275", "own", MATMUL, _WITHDRAWN, on=CPU),
+    _attack("276", "own", MATMUL, _WITHDRAWN, on=CPU),
 )
