@@ -134,11 +134,16 @@ def options(description: str | None, result_file: str) -> argparse.ArgumentParse
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True, help=f"directory for {result_file}")
     parser.add_argument("--evaluator", choices=["gpu", "cpu"], default="gpu")
-    parser.add_argument("--only", default="", metavar="SUBSTR", help="only what has this in its name")
+    parser.add_argument("--only", default="", metavar="A,B", help="only what has one of these in its name")
     parser.add_argument("--shard", type=_shard, default=(0, 1), metavar="i/n", help="only the i-th of n parts")
     parser.add_argument("--skip-done", type=Path, metavar="FILE", help="keep what this result file has in full")
     parser.add_argument("--budget-s", type=float, default=540.0, help="start nothing that would end after this")
     return parser
+
+
+def chosen(only: str, name: str) -> bool:
+    """Whether `--only` means this one."""
+    return any(part in name for part in only.split(","))
 
 
 def earlier_rows(path: Path | None, evaluator: str) -> list[Row]:

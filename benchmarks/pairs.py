@@ -24,6 +24,7 @@ from bench_common import (  # noqa: E402
     Results,
     Row,
     Submission,
+    chosen,
     earlier_rows,
     evaluate,
     finish,
@@ -137,10 +138,11 @@ def plan(table: str, tasks: TaskSource, only: str, repeats: int, shard: tuple[in
     """What this shard plays; all of a task's in one shard."""
     known = set(tasks.task_ids)
     items: list[Item] = []
-    for task_id in [task_id for task_id in kernels() if task_id in known and only in task_id][shard[0] :: shard[1]]:
+    paired = [task_id for task_id in kernels() if task_id in known and chosen(only, task_id)]
+    for task_id in paired[shard[0] :: shard[1]]:
         for repeat in range(repeats) if table != "trivial" else ():
             items += [Item("pairs", task_id, what, repeat) for what in ("correct", "wrong")]
-    scored = [task_id for task_id in tasks.task_ids if only in task_id and is_admitted(tasks, task_id)]
+    scored = [task_id for task_id in tasks.task_ids if chosen(only, task_id) and is_admitted(tasks, task_id)]
     for task_id in scored[shard[0] :: shard[1]] if table != "pairs" else ():
         items += [Item("trivial", task_id, what, 0) for what in RULES]
     return items

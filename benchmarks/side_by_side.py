@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bench_common import ROOT, BenchmarkPool, Budget, Check, Results, Row, evaluate, finish, options, submission
+from bench_common import ROOT, BenchmarkPool, Budget, Check, Results, Row, chosen, evaluate, finish, options, submission
 from bench_common import earlier_rows as earlier
 from episode_plan import correct_code
 
@@ -251,7 +251,7 @@ def main() -> int:
     source = Path(os.environ["KERNELBENCH_SRC"])
     facts = kernelbench_facts(source)
     first, step = arguments.shard
-    items = [item for item in ITEMS[first::step] if arguments.only in item.kernel]
+    items = [item for item in ITEMS[first::step] if chosen(arguments.only, item.kernel)]
     rows = earlier(arguments.skip_done, arguments.evaluator)
     done = [item for item in ITEMS if complete(item, rows)]
     rows = [row for row in rows if row["kernel"] in {item.kernel for item in done}]

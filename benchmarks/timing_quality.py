@@ -20,7 +20,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench_common import ROOT, BenchmarkPool, Budget, Results, Row, Submission, evaluate, finish, options, submission
+from bench_common import (
+    ROOT,
+    BenchmarkPool,
+    Budget,
+    Results,
+    Row,
+    Submission,
+    chosen,
+    evaluate,
+    finish,
+    options,
+    submission,
+)
 from bench_common import earlier_rows as earlier
 from episode_plan import correct_code
 from timing_report import BENCH, LOAD, LOADED, QUIET, SELF, report
@@ -322,7 +334,7 @@ def main() -> int:
 
     def planned(part: str, names: list[str]) -> list[str]:
         done = {row["task_id"] for row in rows if row["part"] == part}
-        mine = [name for name in names[first::step] if arguments.only in name]
+        mine = [name for name in names[first::step] if chosen(arguments.only, name)]
         return [name for name in mine if part in parts and name not in done]
 
     missing = 0

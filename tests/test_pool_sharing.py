@@ -160,3 +160,19 @@ def test_out_of_memory_counts_only_where_it_happens_alone(pool: Pool) -> None:
     assert (verdict.outcome, verdict.infra_code) == ("out_of_memory", None)
     assert verdict.phase_seconds["lease_wait"] >= 0
     assert pool.score(GOOD).verdict.outcome == "scored"
+
+
+def test_a_reference_that_is_short_of_memory_is_timed_again_alone(pool: Pool) -> None:
+    """Beside others it says nothing about the task: only the second try, which has all of the memory, is believed."""
+    short = """
+import __main__
+if "zygote" in str(__main__.__spec__):
+    def forward(self, x):
+        raise torch.OutOfMemoryError("for the test")
+    Model.forward = forward
+"""
+    request = request_for(GOOD)
+    request.task_source += short
+    verdict = asyncio.run(pool.evaluator.evaluate(request, 4 * WAIT_S)).verdict
+    assert (verdict.outcome, verdict.infra_code) == ("unscorable_task", None)
+    assert "does not fit into this device's memory" in verdict.feedback

@@ -127,6 +127,7 @@ def measure_baseline(request: Evaluate, task: TaskContext, host: Host, end: floa
 
     Raises:
         TaskUnscorable: the reference itself fails there.
+        SubmissionFailed: out_of_memory, which may be for others' use of the device.
         InfrastructureFault: its process was lost.
     """
     with ExitStack() as stack:
@@ -150,6 +151,8 @@ def measure_baseline(request: Evaluate, task: TaskContext, host: Host, end: floa
             if failure.outcome in ("crashed", "exited", "timeout", "protocol_error"):
                 # Our own process died or hung; the reference is trusted code.
                 raise InfrastructureFault("worker_lost", f"the baseline: {failure.message}") from failure
+            if failure.outcome == "out_of_memory":
+                raise
             raise TaskUnscorable(f"the reference failed when it was timed: {failure.message}") from failure
         measured, overhead_ms = timing.baseline(samples)
         return Baseline(measured, overhead_ms)

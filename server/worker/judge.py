@@ -53,6 +53,7 @@ MAX_FEEDBACK_CHARS = 16_000
 MIN_FREE_BYTES = 64 << 20
 # Of the device's memory, for a task whose needs are not known yet.
 _FIRST_SHARE = 4
+_DOES_NOT_FIT = "the reference does not fit into this device's memory"
 
 
 class Judge:
@@ -172,9 +173,11 @@ class Judge:
             task = self._task(request, key, whole_gpu)
         if not whole_gpu and need != task.memory_bytes:
             need = task.memory_bytes
+            # While it waits for more it counts as having nothing.
+            self._device.empty_cache()
             self._lease.share(need)
         with progress.phase("baseline"):
-            baseline = self._baseline(request, task, key, progress)
+            baseline = self._baseline(request, task, key, progress, whole_gpu)
         if known is None:
             self._lease.share(need)  # to time the reference, it had the GPU alone
         score = evaluate_submission(request, task, baseline, self._host, progress)
@@ -195,7 +198,7 @@ class Judge:
         except torch.OutOfMemoryError as error:
             if not whole_gpu:
                 raise
-            raise TaskUnscorable("the reference does not fit into this device's memory") from error
+            raise TaskUnscorable(_DOES_NOT_FIT) from error
         except torch.AcceleratorError:
             raise
         except Exception as error:
@@ -205,9 +208,16 @@ class Judge:
             self._tasks.popitem(last=False)
         return task
 
-    def _baseline(self, request: Evaluate, task: TaskContext, key: str, progress: Progress) -> Baseline:
+    def _baseline(
+        self, request: Evaluate, task: TaskContext, key: str, progress: Progress, whole_gpu: bool
+    ) -> Baseline:
         if (record := self._baselines.get(key, request.timed_runs)) is None:
-            measured = measure_baseline(request, task, self._host, progress.end)
+            try:
+                measured = measure_baseline(request, task, self._host, progress.end)
+            except SubmissionFailed as failure:
+                if not whole_gpu:
+                    raise
+                raise TaskUnscorable(_DOES_NOT_FIT) from failure
             time = measured.timing
             record = Record(time.time_ms, time.spread, time.runs, measured.overhead_ms, task.memory_bytes)
             record = self._baselines.add(key, request.timed_runs, record)
