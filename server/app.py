@@ -26,6 +26,7 @@ from pydantic import ConfigDict, ValidationError
 from uvicorn.config import LOGGING_CONFIG
 
 from kernel_env.models import MAX_MESSAGE_BYTES, KernelAction, KernelObservation, KernelState
+from server import descriptors
 from server.auth import AuthMiddleware
 from server.disconnect import DisconnectMiddleware
 from server.environment import KernelEnvironment, Refused
@@ -243,6 +244,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: every one)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
     arguments = parser.parse_args(argv)
+    descriptors.prepare()
     app = _build_or_exit()
     # Standard output is for the evaluation log alone.
     log_config = copy.deepcopy(LOGGING_CONFIG)

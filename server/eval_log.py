@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import select
 import stat
 import sys
 import threading
@@ -26,6 +27,8 @@ from server.text import bound
 MAX_STRING_CHARS = 8192
 MAX_DEPTH = 8
 # They end a line for some readers, and JSON leaves them as they are.
+# How long the first line waits for a pipe that is full.
+_STREAM_PATIENCE_MS = 200
 _LINE_ENDS = "\u0085\u2028\u2029"
 
 
@@ -65,7 +68,8 @@ class EvalLog:
         self._path = path
         self._max_bytes = max_bytes
         self._file: int | None = None
-        self._torn = False
+        self._torn = self._stream_torn = False
+        self._stream_full = False
         if path is not None:
             self._file = _open(path)
             self._torn = _ends_inside_a_line(path)
@@ -129,9 +133,17 @@ class EvalLog:
             return
         # Past Python's buffer: text left there by a failed write would be retried, and fail, at exit.
         self._stream.flush()
-        data = line.encode()
+        data = ("\n" + line if self._stream_torn else line).encode()
+        ready = select.poll()
+        ready.register(descriptor, select.POLLOUT)
         while data:
-            data = data[os.write(descriptor, data) :]
+            # The event loop must not hang on a pipe that nobody reads.
+            if not ready.poll(0 if self._stream_full else _STREAM_PATIENCE_MS):
+                self._stream_full = True
+                raise TimeoutError("nobody reads standard output")
+            self._stream_full = False
+            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]
+            self._stream_torn = bool(data)
 
     def _rotate(self, more_bytes: int) -> None:
         """Begin a new file if the present one has no room for so many bytes, or go to the one another server began."""

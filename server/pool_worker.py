@@ -41,6 +41,7 @@ from server.worker.protocol import (
     Want,
 )
 from server.worker.trash import remove_tree
+from server.worker.users import end_processes_of
 
 MAX_ATTEMPTS = 2
 START_TIMEOUT_S = 180.0
@@ -307,6 +308,7 @@ class Worker:
                 cwd=root,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=2,  # standard output is for the evaluation log alone; a reference may print
                 start_new_session=True,
             )
         finally:
@@ -356,10 +358,20 @@ class Worker:
                 # The zygote is of its group, and ends by itself unless it was stopped or hangs.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
+                _reap_group(self._process.pid)
+                end_processes_of(self._process.pid)
                 self._process = None
             if self._base is not None:
                 remove_tree(self._base)
                 self._base = None
+
+
+def _reap_group(group: int) -> None:
+    """As process 1 of a container, the server has inherited a lost judge's children."""
+    end = time.monotonic() + JUDGE_EXIT_S
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0] != 0 or time.monotonic() < end:
+            time.sleep(0.01)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -138,6 +138,25 @@ def test_each_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(written) == 2 and all(line.endswith(b"}\n") for line in written)
 
 
+def test_a_pipe_that_nobody_reads_loses_lines_and_holds_up_nothing() -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb") as pipe, open(writer, "w") as stream:
+        log = EvalLog(None, stream)
+        written = 0
+        while not log.dropped:
+            log.write("step", number=written, pad="x" * 1500)
+            written += 1
+        log.write("step")
+        assert log.dropped == 2
+        os.set_blocking(reader, False)
+        lines = (pipe.read() or b"").splitlines()
+        log.write("last")
+        lines[-1] += pipe.read() or b""
+    assert [json.loads(line)["number"] for line in lines[: written - 1]] == list(range(written - 1))
+    # What was cut off ends before the next line begins.
+    assert json.loads(b"\n".join(lines).splitlines()[-1])["event"] == "last"
+
+
 @needs_dev_full
 def test_a_full_disk_is_counted_and_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()

@@ -219,14 +219,19 @@ def test_a_missing_compiler_is_looked_for_twice_and_keeps_the_worker(monkeypatch
 
 @pytest.mark.parametrize(
     ("what", "code"),
-    [("oom", InfraCode.JUDGE_OUT_OF_MEMORY), ("silent", InfraCode.GPU_LOST), ("full", InfraCode.DISK)],
+    [
+        ("oom", InfraCode.JUDGE_OUT_OF_MEMORY),
+        ("silent", InfraCode.GPU_LOST),
+        ("full", InfraCode.DISK),
+        ("fills", InfraCode.DISK),
+    ],
     ids=lambda value: value,
 )
 def test_a_host_that_fails_us_is_tried_twice(monkeypatch: pytest.MonkeyPatch, what: str, code: InfraCode) -> None:
     monkeypatch.setenv("TEST_FAULT", what)
     monkeypatch.setattr(PoolEvaluator, "judge_module", "tests.faulty_judge")
     with open_pool() as pool:
-        found = pool.score(GOOD)
+        found = pool.score(GOOD if what != "fills" else softmax(top="raise OSError(errno.ENOSPC, 'no space')"))
         assert (found.verdict.infra_code, found.attempts) == (code, 2), found.verdict
 
 

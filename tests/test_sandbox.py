@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ if sys.platform != "linux" or os.geteuid() != 0:
 from server.evaluator import EvaluatorUnavailable
 from server.pool import PoolEvaluator
 from server.settings import Settings
-from server.worker import level, users, view
+from server.worker import level, sandbox, users, view
 from server.worker.candidate_environment import candidate_environment
 from server.worker.lease import InfrastructureFault
 from server.worker.process import CandidateProcess
@@ -262,6 +264,25 @@ def test_two_judges_have_two_users():
         other, second = users.claim_uid()
         second.close()
         assert other not in (uid, with_one)
+
+
+def test_what_a_lost_judge_left_is_ended_and_nothing_of_another_judge():
+    uid, claim = users.claim_uid()
+    with subprocess.Popen(["sleep", "1000"], user=uid, group=uid, extra_groups=[]) as left:
+        with claim:
+            users.end_processes_of(os.getpgid(0))
+            assert left.poll() is None
+        users.end_processes_of(os.getpgid(0) + 1)
+        assert left.poll() is None
+        users.end_processes_of(os.getpgid(0))
+        assert left.wait(TIMEOUT_S) == -signal.SIGKILL
+
+
+def test_a_probe_whose_child_was_killed_is_tried_again(monkeypatch):
+    answers = iter([sandbox._DIED, None])
+    monkeypatch.setattr(sandbox, "_attempt_once", lambda *_: next(answers))
+    host: Any = None
+    assert sandbox._attempt(host, int) is None
 
 
 TAKE_USERS = """

@@ -82,6 +82,17 @@ def test_other_processes_are_out_of_reach(kind, attack):
         assert host.run(REACH[attack], outcome, pid=target.pid) == (kind is BARE)
 
 
+@pytest.mark.parametrize("kind", (FULL, BARE), ids=lambda kind: kind.name)
+def test_the_processor_is_shared_by_submissions_and_not_by_the_sessions_they_make(kind):
+    body = """
+import subprocess
+child = "import os; print(os.getsid(0))"
+found = subprocess.run([sys.executable, "-c", child], start_new_session=True, capture_output=True, check=True)
+result = int(found.stdout) == os.getsid(0)
+"""
+    assert start(kind).run(body) is (kind is FULL)
+
+
 @pytest.mark.parametrize("kind", (FULL, NO_LANDLOCK), ids=lambda kind: kind.name)
 def test_sees_only_itself(kind):
     body = "result = [os.getpid(), sorted(int(name) for name in os.listdir('/proc') if name.isdigit())]"

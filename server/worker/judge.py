@@ -140,7 +140,9 @@ class Judge:
             if failure.outcome == "out_of_memory" and not whole_gpu:
                 return None
             missing = _missing_tools(self._device.kind, request.language) if failure.outcome == "compile_error" else []
-            if missing:
+            if failure.outcome in _NEEDS_DISK and self._free_bytes() < MIN_FREE_BYTES:
+                verdict.infra_code, verdict.infra_detail = "disk", f"the disk is full: {failure.message[:1000]}"
+            elif missing:
                 verdict.infra_code, verdict.infra_detail = "compiler_missing", f"not found: {', '.join(missing)}"
             else:
                 verdict.outcome, verdict.signal = failure.outcome, failure.signal
@@ -162,7 +164,7 @@ class Judge:
         return verdict
 
     def _score(self, request: Evaluate, progress: Progress, whole_gpu: bool) -> Score:
-        if (free := shutil.disk_usage(self._base).free) < MIN_FREE_BYTES:
+        if (free := self._free_bytes()) < MIN_FREE_BYTES:
             raise InfrastructureFault("disk", f"{free >> 20} MiB are free for temporary files")
         key = task_key(request)
         everything = self._device.memory_bytes()
@@ -232,11 +234,15 @@ class Judge:
         paths = {self._base: "/tmp", sys.prefix: "<python>", sys.base_prefix: "<python>"}
         return scrub_paths(text, paths | (self._kit.readable_names() if self._kit is not None else {}))
 
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self._base).free
+
     def _clean(self) -> None:
         gc.collect()
         self._device.empty_cache()
 
 
+_NEEDS_DISK = {"compile_error", "import_error", "construction_error", "runtime_error"}
 _SHOW_OUTPUT = {"crashed", "exited", "compile_error", "import_error", "runtime_error", "construction_error"}
 
 
@@ -293,9 +299,11 @@ def _missing_tools(kind: str, language: str) -> list[str]:
     path = os.pathsep.join([*directories, os.path.dirname(sys.executable)])
     wanted: list[tuple[str, ...]] = []
     if language == "cuda":
-        wanted += [("ninja",), (os.environ.get("CXX") or "g++", "c++", "clang++")]
+        wanted += [("ninja",), (os.environ.get("CXX") or "c++",)]
     if kind == "cuda":
         wanted.append(("nvcc",) if language == "cuda" else (os.environ.get("CC") or "gcc", "cc", "clang"))
+    if wanted:
+        wanted += [("as", "clang"), ("ld", "ld.lld", "ld.gold", "mold")]
     return [names[0] for names in wanted if not any(shutil.which(name, path=path) for name in names)]
 
 

@@ -44,6 +44,7 @@ _NICE = 5
 _FILES_SHARE = 4
 _PROBE_MEMORY_BYTES = 4 << 30
 _PROBE_TIMEOUT_S = 30
+_DIED = "the process died"
 
 # In which order features are given up when the device does not work with all of them.
 _LEAST_NEEDED_FIRST = (PID, SECCOMP, SCOPE, LANDLOCK, IPC, MOUNT, NET)
@@ -273,7 +274,15 @@ def enter_user_namespace() -> None:
 
 
 def _attempt(sandbox: Sandbox, use: Callable[[], object]) -> str | None:
-    """Run `use` in a throw-away child confined by `sandbox`; None when all went well, else the error."""
+    """Run `use` in a throw-away child confined by `sandbox`; None when all went well, else the error.
+
+    A child that dies without a word is tried again: a feature is given up for the judge's life.
+    """
+    error = _attempt_once(sandbox, use)
+    return _attempt_once(sandbox, use) if error == _DIED else error
+
+
+def _attempt_once(sandbox: Sandbox, use: Callable[[], object]) -> str | None:
     workdir = tempfile.mkdtemp(prefix="kernel_env-probe-")
     children = sandbox.children()
     read_end, write_end = os.pipe()
@@ -300,7 +309,7 @@ def _attempt(sandbox: Sandbox, use: Callable[[], object]) -> str | None:
         try:
             answer = os.read(read_end, 4096).decode(errors="replace")
         except BlockingIOError:
-            answer = "the process died"
+            answer = _DIED
         return None if answer == "ok" else answer
     except OSError as error:
         return str(error)

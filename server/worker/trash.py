@@ -6,6 +6,7 @@ By `rm`, not shutil.rmtree: that recurses, and a tree twenty thousand directorie
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 
 _PATIENCE_S = 2.0
@@ -20,8 +21,13 @@ def _start(path: str) -> subprocess.Popen[bytes]:
 
 def remove_tree(path: str) -> None:
     """Remove a directory tree, or leave what two minutes do not suffice for. Never raises."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+    try:
         _start(path).wait(_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        pass
+    except OSError:  # no process to be had; this one can remove all but the deepest
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class Trash:

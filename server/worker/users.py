@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import subprocess
 import tempfile
 from typing import IO
 
@@ -18,6 +19,7 @@ FIRST_UID = 60800
 LAST_UID = FIRST_UID + 63
 
 _MAIN_DIRECTORY = "/run/kernel_env"
+_KILL_TIMEOUT_S = 10.0
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -36,10 +38,36 @@ def claim_uid() -> tuple[int, IO[bytes]]:
             except BlockingIOError:
                 os.close(lock)
             else:
+                # For end_processes_of: the group of the judge, which its zygote is in.
+                os.pwrite(lock, b"%-20d" % os.getpgid(0), 0)
                 return uid, open(lock, "rb")
     finally:
         os.close(directory)
     raise OSError(errno.EUSERS, f"the users {FIRST_UID} to {LAST_UID} are all in use by judges")
+
+
+def end_processes_of(group: int) -> None:
+    """End what is left of the candidates of a judge that is gone, by its process group. Never raises.
+
+    Whoever has claimed their user since has ended them already.
+    """
+    if os.geteuid() != 0:
+        return
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        directory = _open_directory()
+        try:
+            names = [name for name in os.listdir(directory) if name.endswith(".lock")]
+            for name in names:
+                with open(os.open(name, os.O_RDONLY | _FLAGS, dir_fd=directory), "rb") as lock:
+                    if lock.read(20).strip() != b"%d" % group:
+                        continue
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        uid = int(name.removesuffix(".lock"))
+                        command = ["/bin/sh", "-c", "kill -9 -1"]
+                        subprocess.run(command, user=uid, group=uid, extra_groups=[], timeout=_KILL_TIMEOUT_S)
+        finally:
+            os.close(directory)
 
 
 def _open_directory() -> int:
