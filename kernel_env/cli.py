@@ -15,6 +15,7 @@ import dataclasses
 import importlib.util
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -165,6 +166,14 @@ def _admit(directory: Path) -> int:
         raise _Stop(
             "admit runs the tasks and needs torch: install the extra gpu (or cpu, for tasks that a CPU can run)"
         )
+    if os.environ.get("KERNEL_ENV_EVALUATOR", "").strip().lower() != "cpu":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise _Stop(
+                "admit needs a GPU that torch can use; for tasks that a CPU can run in reasonable time (minutes each "
+                "for KernelBench's sizes), set KERNEL_ENV_EVALUATOR=cpu"
+            )
     directory = directory.resolve()
     command = [sys.executable, "-m", "server.worker.admit", str(directory), "--out", str(directory / "admission.jsonl")]
     # From where `server` is too, installed or not.

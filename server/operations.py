@@ -56,6 +56,7 @@ def facts(services: Services, open_sessions: Callable[[], int]) -> dict[str, Any
         **status,
         "ready": reason is None,
         "reason": reason,
+        "out": out(status["workers"]),
         "sessions": {"open": open_sessions(), "max": services.settings.max_sessions},
         "log_lines_dropped": services.log.dropped,
     }

@@ -211,6 +211,7 @@ def tasks(tmp_path: Path) -> Path:
 def test_admit_measures_a_directory_by_a_relative_path(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(tasks.parent)
+    monkeypatch.setenv("KERNEL_ENV_EVALUATOR", "cpu")
     assert cli.main(["admit", tasks.name]) == 0
     (row,) = map(json.loads, (tasks / "admission.jsonl").read_text().splitlines())
     assert row["task_id"] == "level1/1_Add"
@@ -224,12 +225,22 @@ def test_admit_without_torch_says_so(
     assert "needs torch" in capsys.readouterr().err
 
 
+def test_admit_without_a_gpu_says_so(
+    tasks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["admit", str(tasks)]) == 2
+    assert "KERNEL_ENV_EVALUATOR=cpu" in capsys.readouterr().err
+
+
 def test_admit_of_no_tasks_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["admit", str(tmp_path)]) == 2
     assert "level1/NN_name.py" in capsys.readouterr().err
 
 
 def test_admit_that_fails_is_exit_code_3(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNEL_ENV_EVALUATOR", "cpu")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
     assert cli.main(["admit", str(tasks)]) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -216,3 +217,12 @@ def test_modal_app_refuses_a_step_longer_than_modal_lets_a_session_live(
 def test_modal_app_defines_the_gpu_tests():
     tree = ast.parse((ROOT / "modal_app.py").read_text(encoding="utf-8"))
     assert "gpu_tests" in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_a_script_beside_a_clone_called_kernel_env_finds_the_package(tmp_path: Path) -> None:
+    (tmp_path / "kernel_env").symlink_to(ROOT)
+    code = "from kernel_env import KernelAction, KernelEnv; import kernel_env.models as m; print(m.__name__)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": ""}, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == "kernel_env.models", found.stderr

@@ -324,7 +324,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     try:
         judge = Judge(connection, kind, base, cache, judges)
-    except (RuntimeError, InfrastructureFault) as error:
+    except (RuntimeError, AssertionError, InfrastructureFault) as error:  # the second where torch has no CUDA
         connection.send(StartFailed(f"{type(error).__name__}: {error}"[:1000]))
         return
     judge.run()
