@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import runpy
 import subprocess
@@ -223,6 +224,6 @@ def test_a_script_beside_a_clone_called_kernel_env_finds_the_package(tmp_path: P
     (tmp_path / "kernel_env").symlink_to(ROOT)
     code = "from kernel_env import KernelAction, KernelEnv; import kernel_env.models as m; print(m.__name__)"
     found = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": ""}, capture_output=True, text=True
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True
     )
     assert found.stdout.strip() == "kernel_env.models", found.stderr
