@@ -26,6 +26,8 @@ class Job:
     started: Future[None] = field(default_factory=Future)
     result: Future[EvalResult] = field(default_factory=Future)
     attempts: int = 0
+    signals: int = 0
+    """How many of the attempts ended by a signal that anybody could have sent."""
     queue_s: float = 0.0
     avoid: set[int] = field(default_factory=set)
     cancelled_at: float | None = None

@@ -201,12 +201,16 @@ class Worker:
         A signal that anybody could have sent counts as the submission's own when it comes again; and where there is no
         time to see whether it does, or to wait until shortly before the deadline would make each one ours.
         """
-        if job.attempts >= MAX_ATTEMPTS or job.cancelled_at is not None or self._closing.is_set():
+        if job.cancelled_at is not None or self._closing.is_set():
             return False
         if verdict.infra_code is None:
+            job.signals += verdict.signal is not None
             left_s = job.deadline - time.monotonic()
-            return verdict.signal is not None and left_s > sum(verdict.phase_seconds.values())
-        return verdict.infra_code not in ("cancelled", "step_deadline")
+            again = verdict.signal is not None and job.signals < MAX_ATTEMPTS
+            return again and left_s > sum(verdict.phase_seconds.values())
+        # A fault of ours and a signal do not make the signal one that came again.
+        once = job.attempts - job.signals < MAX_ATTEMPTS
+        return once and verdict.infra_code not in ("cancelled", "step_deadline")
 
     def _judge_lives(self) -> bool:
         process = self._process

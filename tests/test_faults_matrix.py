@@ -9,6 +9,8 @@ import contextlib
 import errno
 import os
 import signal
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,10 +23,12 @@ from conftest import WAIT_S
 from kernel_env.models import InfraCode
 from server import pool_worker
 from server.evaluator import EvalResult
+from server.jobs import Job
 from server.operations import out, unready
 from server.pool import PoolEvaluator
 from server.pool_worker import RETIRE_AFTER
-from tests.cpu_pool import NEEDS_CPU_EVALUATOR, TASKS, Pool, alive, open_pool, until
+from server.worker.protocol import Verdict
+from tests.cpu_pool import NEEDS_CPU_EVALUATOR, TASKS, Pool, alive, open_pool, request_for, until
 from tests.cpu_submissions import BROKEN_CPP, GOOD, TASK, softmax
 
 pytestmark = NEEDS_CPU_EVALUATOR
@@ -130,6 +134,35 @@ def test_a_signal_shortly_before_the_deadline_is_not_tried_again(pool: Pool) -> 
     late = softmax(forward="time.sleep(4)\nos.kill(os.getpid(), signal.SIGKILL)")
     found = pool.score(late, deadline_s=7.0)
     assert (found.verdict.outcome, found.verdict.infra_code, found.attempts) == ("crashed", None, 1)
+
+
+LOST: dict[str, Any] = {"infra_code": "worker_lost"}
+KILLED: dict[str, Any] = {"signal": int(signal.SIGKILL)}
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "again"),
+    [
+        ([], LOST, True),
+        ([], KILLED, True),
+        ([LOST], LOST, False),
+        ([KILLED], KILLED, False),
+        ([LOST], KILLED, True),
+        ([KILLED], LOST, True),
+        ([LOST, KILLED], LOST, False),
+        ([LOST, KILLED], KILLED, False),
+    ],
+)
+def test_a_fault_of_ours_does_not_make_a_signal_one_that_came_again(
+    before: list[dict[str, Any]], last: dict[str, Any], again: bool
+) -> None:
+    worker = object.__new__(pool_worker.Worker)
+    worker._closing = threading.Event()
+    job = Job(request_for(GOOD), deadline=time.monotonic() + WAIT_S)
+    for what in (*before, last):
+        job.attempts += 1
+        found = worker._again(job, Verdict("id", "correctness", "crashed", **what))
+    assert found is again
 
 
 # ---------------------------------------------------------------- a judge that stops answering
