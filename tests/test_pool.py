@@ -334,7 +334,7 @@ def test_a_missing_compiler_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> Non
     with open_pool() as lacking:
         verdict = lacking.score(BROKEN_CPP, "level1/19_ReLU", language="cuda").verdict
     assert verdict.infra_code == InfraCode.COMPILER_MISSING
-    assert "g++" in verdict.infra_detail
+    assert "c++" in verdict.infra_detail
 
 
 @NEEDS_CPU_EVALUATOR
