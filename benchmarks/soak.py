@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from episodes import machine  # noqa: E402
 from soak_faults import Faults  # noqa: E402
 from soak_mix import KINDS, TRITON_TASKS, Deck, Submission, make  # noqa: E402
-from soak_report import checks, report, summarise  # noqa: E402
+from soak_report import checks, leaks, report, summarise  # noqa: E402
 from soak_server import Server, get, masked, place, processes  # noqa: E402
 
 from kernel_env.client import KernelEnv  # noqa: E402
@@ -251,16 +251,19 @@ async def inject(faults: Faults, every_s: float, crowd: Crowd) -> None:
     await asyncio.gather(*running)
 
 
-async def settle(server: Server, seconds: float = SETTLE_S) -> dict[str, Any]:
-    """The status once nothing is in work and every worker is there; the last one where that does not come."""
-    end = time.monotonic() + seconds
+async def settle(server: Server, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The status once nothing is in work, every worker is there and nothing is more than `before`; the last one where
+    that does not come. A connection that is being closed, say, is no leak: what stays is."""
+    end = time.monotonic() + SETTLE_S
     while True:
         status = await asyncio.to_thread(server.status)
         quiet = status.get("sessions", {}).get("open") == 0 and status.get("queue_depth") == 0
         if quiet and all(worker["state"] == "idle" for worker in status["workers"]):
             sample = await asyncio.to_thread(server.sample)
-            if not sample["strangers"] and sample["processes"]["zygotes"] == len(status["workers"]):
-                return status | {"sample": sample}
+            found = status | {"sample": sample}
+            complete = not sample["strangers"] and sample["processes"]["zygotes"] == len(status["workers"])
+            if complete and (before is None or not leaks({"before": before, "after": found})):
+                return found
         if time.monotonic() > end:
             return status | {"sample": await asyncio.to_thread(server.sample)}
         await asyncio.sleep(0.3)
@@ -295,7 +298,7 @@ async def soak(server: Server, arguments: argparse.Namespace, result: dict[str, 
     for task in late:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    result["after"] = await settle(server)
+    result["after"] = await settle(server, result["before"])
     return crowd, faults
 
 

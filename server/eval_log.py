@@ -26,9 +26,9 @@ from server.text import bound
 
 MAX_STRING_CHARS = 8192
 MAX_DEPTH = 8
-# They end a line for some readers, and JSON leaves them as they are.
 # How long the first line waits for a pipe that is full.
 _STREAM_PATIENCE_MS = 200
+# They end a line for some readers, and JSON leaves them as they are.
 _LINE_ENDS = "\u0085\u2028\u2029"
 
 

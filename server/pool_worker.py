@@ -199,7 +199,8 @@ class Worker:
         """Whether another attempt is to decide.
 
         A signal that anybody could have sent counts as the submission's own when it comes again; and where there is no
-        time to see whether it does, or to wait until shortly before the deadline would make each one ours.
+        time to see whether it does, or to wait until shortly before the deadline would make each one ours. Signals and
+        faults of ours are counted apart: a fault does not make the signal after it one that came again.
         """
         if job.cancelled_at is not None or self._closing.is_set():
             return False
@@ -208,7 +209,6 @@ class Worker:
             left_s = job.deadline - time.monotonic()
             again = verdict.signal is not None and job.signals < MAX_ATTEMPTS
             return again and left_s > sum(verdict.phase_seconds.values())
-        # A fault of ours and a signal do not make the signal one that came again.
         once = job.attempts - job.signals < MAX_ATTEMPTS
         return once and verdict.infra_code not in ("cancelled", "step_deadline")
 

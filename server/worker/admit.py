@@ -12,6 +12,7 @@ import argparse
 import gc
 import hashlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -35,8 +36,14 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="start no task after this many seconds")
     arguments = parser.parse_args()
 
+    on_cpu = os.environ.get("KERNEL_ENV_EVALUATOR", "").strip().lower() == "cpu"
+    if not on_cpu and not torch.cuda.is_available():
+        parser.error(
+            "a GPU that torch can use is needed; for tasks that a CPU can run in reasonable time (minutes each for "
+            "KernelBench's sizes), set KERNEL_ENV_EVALUATOR=cpu"
+        )
     torch.set_grad_enabled(False)
-    device = create_device("cuda" if torch.cuda.is_available() else "cpu")
+    device = create_device("cpu" if on_cpu else "cuda")
     if device.kind == "cuda":
         compare_kernel.warm_up(device.torch_device)
     rows: dict[str, dict[str, object]] = {}
