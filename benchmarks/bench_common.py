@@ -141,11 +141,6 @@ def options(description: str | None, result_file: str) -> argparse.ArgumentParse
     return parser
 
 
-def chosen(only: str, name: str) -> bool:
-    """Whether `--only` means this one."""
-    return any(part in name for part in only.split(","))
-
-
 def earlier_rows(path: Path | None, evaluator: str) -> list[Row]:
     """The rows of an earlier result file that this commit may be judged by.
 

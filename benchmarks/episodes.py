@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from episode_plan import Episode, passed, plan  # noqa: E402
+from episode_plan import Episode, chosen, passed, plan  # noqa: E402
 from episode_server import server  # noqa: E402
 
 from kernel_env.client import KernelEnv  # noqa: E402
@@ -212,7 +212,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory for episodes.json and server.log")
     parser.add_argument("--evaluator", choices=["gpu", "mock"], default="gpu")
-    parser.add_argument("--only", default="", metavar="SUBSTR", help="play the episodes whose name contains this")
+    parser.add_argument("--only", default="", metavar="A,B", help="only episodes with one of these in their name")
     parser.add_argument("--skip-done", type=Path, metavar="FILE", help="keep the finished episodes of this result file")
     parser.add_argument("--budget-s", type=float, default=500.0, help="start no turn that would end after this")
     arguments = parser.parse_args()
@@ -222,7 +222,7 @@ def main() -> int:
     budget = Budget(arguments.budget_s)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    episodes = [episode for episode in plan() if arguments.only in episode.name]
+    episodes = [episode for episode in plan() if chosen(arguments.only, episode.name)]
     rows = load_done(arguments.skip_done, episodes, arguments.evaluator) if arguments.skip_done else []
     done = {row["episode"] for row in rows}
     settings = {

@@ -24,14 +24,13 @@ from bench_common import (  # noqa: E402
     Results,
     Row,
     Submission,
-    chosen,
     earlier_rows,
     evaluate,
     finish,
     options,
     submission,
 )
-from episode_plan import KERNELS, correct_code, wrong_code  # noqa: E402
+from episode_plan import KERNELS, chosen, correct_code, wrong_code  # noqa: E402
 
 from server.pool import PoolEvaluator  # noqa: E402
 from server.settings import Settings  # noqa: E402

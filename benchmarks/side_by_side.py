@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bench_common import ROOT, BenchmarkPool, Budget, Check, Results, Row, chosen, evaluate, finish, options, submission
+from bench_common import ROOT, BenchmarkPool, Budget, Check, Results, Row, evaluate, finish, options, submission
 from bench_common import earlier_rows as earlier
-from episode_plan import correct_code
+from episode_plan import chosen, correct_code
 
 from server.pool import PoolEvaluator
 from server.settings import Settings

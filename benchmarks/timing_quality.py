@@ -27,14 +27,13 @@ from bench_common import (
     Results,
     Row,
     Submission,
-    chosen,
     evaluate,
     finish,
     options,
     submission,
 )
 from bench_common import earlier_rows as earlier
-from episode_plan import correct_code
+from episode_plan import chosen, correct_code
 from timing_report import BENCH, LOAD, LOADED, QUIET, SELF, report
 
 from server.pool import PoolEvaluator
