@@ -141,16 +141,15 @@ def plan(table: str, tasks: TaskSource, only: str, repeats: int, shard: tuple[in
     for task_id in paired[shard[0] :: shard[1]]:
         for repeat in range(repeats) if table != "trivial" else ():
             items += [Item("pairs", task_id, what, repeat) for what in ("correct", "wrong")]
-    scored = [task_id for task_id in tasks.task_ids if chosen(only, task_id) and is_admitted(tasks, task_id)]
+    scored = [task_id for task_id in tasks.task_ids if chosen(only, task_id) and in_a_split(tasks, task_id)]
     for task_id in scored[shard[0] :: shard[1]] if table != "pairs" else ():
         items += [Item("trivial", task_id, what, 0) for what in RULES]
     return items
 
 
-def is_admitted(tasks: TaskSource, task_id: str) -> bool:
-    """Whether the server would hand it out."""
-    admission = tasks.get(task_id).admission
-    return admission is None or admission.admitted
+def in_a_split(tasks: TaskSource, task_id: str) -> bool:
+    """Whether the server would hand it out unasked: not level 4, and not what is not admitted."""
+    return tasks.get(task_id).split is not None
 
 
 def checks(rows: list[Row]) -> list[Check]:
