@@ -32,10 +32,10 @@ TRITON_TASKS = (
     "level1/36_RMSNorm_",
     "level1/37_FrobeniusNorm_",
     "level1/23_Softmax",
-    # References that do more than they must: half of a product is zero, the sum of a row is used only as a sum.
+    # References that do more than they must: half of a product is zero, and a sum over a product needs no product.
     "level1/14_Matmul_for_upper_triangular_matrices",
     "level1/15_Matmul_for_lower_triangular_matrices",
-    "level1/100_HingeLoss",
+    "level2/14_Gemm_Divide_Sum_Scaling",
 )
 CUDA_TASKS = ("level1/19_ReLU", "level1/36_RMSNorm_", "level1/47_Sum_reduction_over_a_dimension")
 RELU = "level1/19_ReLU"
