@@ -139,7 +139,7 @@ class KernelObservation(Observation):
     t_ref_spread: float | None = Field(default=None, description="(p90 - p10) / median of the reference times")
     t_new_spread: float | None = Field(default=None, description="(p90 - p10) / median of the submission times")
     t_new_interval_ms: tuple[float, float] | None = Field(
-        default=None, description="95% confidence interval of t_new_ms; None for fewer than six runs"
+        default=None, description="95% confidence interval of t_new_ms, in any process; None for fewer than six runs"
     )
     timed_runs: int | None = None
     timing_method: str | None = Field(default=None, description="'event', 'wall' (judge's clock) or 'mock'")

@@ -32,6 +32,7 @@ class Record(msgspec.Struct):
         time_ms, spread, runs: as timing.Timing has them.
         overhead_ms: the judge's own work in its window around a call.
         memory_bytes: of the device, for an evaluation of this task.
+        throttled: what held the clocks down meanwhile; such a record is not kept beyond this process.
     """
 
     time_ms: float
@@ -39,6 +40,7 @@ class Record(msgspec.Struct):
     runs: int
     overhead_ms: float
     memory_bytes: int
+    throttled: list[str] = msgspec.field(default_factory=list)
 
 
 class BaselineCache:
@@ -66,7 +68,7 @@ class BaselineCache:
         name = self._name(task, timed_runs)
         if len(self._known) >= MAX_RECORDS:
             self._known.clear()
-        if record.spread <= _MAX_SPREAD:
+        if record.spread <= _MAX_SPREAD and not record.throttled:
             with contextlib.suppress(OSError):
                 self._write(name, record)
             record = self._read(name) or record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import torch
@@ -13,6 +13,7 @@ import torch
 from server.worker import timing
 from server.worker.calls import GHOST_TIMEOUT_S, Evaluation, Host, Progress, TaskUnscorable
 from server.worker.lease import InfrastructureFault
+from server.worker.nvml import Reading
 from server.worker.process import SubmissionFailed
 from server.worker.protocol import Evaluate, Ran, TaskFacts
 from server.worker.slots import SharedSlots
@@ -23,6 +24,8 @@ from server.worker.vmm import CUDA_OUT_OF_MEMORY, CudaDriverError
 # Timed calls stop early once they have taken this long together.
 TIMING_BUDGET_S = {"cuda": 6.0, "cpu": 2.0}
 MIN_TIMED_RUNS = 3
+# How often the reference is timed while something holds the clocks down, before that is taken for the host's way.
+BASELINE_TRIES = 3
 # What the kernels of a call may take: this long, and so many times the reference's time.
 HANG_S = 10.0
 HANG_FACTOR = 1000.0
@@ -42,6 +45,8 @@ class Baseline:
 
     timing: Timing
     overhead_ms: float
+    throttled: list[str] = field(default_factory=list)
+    """What held the clocks down meanwhile."""
 
 
 @dataclass
@@ -57,7 +62,7 @@ class Score:
     """Of its time, what is not spent when its Triton kernels do nothing; None where that was not measured."""
     sm_clock_mhz: int | None
     throttled: list[str]
-    """What held the clocks down while it was timed."""
+    """What held the clocks down while it, or the reference, was timed."""
 
 
 def trials(run: Evaluation, request: Evaluate, task: TaskContext) -> Reference:
@@ -141,11 +146,15 @@ def measure_baseline(request: Evaluate, task: TaskContext, host: Host, end: floa
             reference = run.new_weights(perturbed=False)
             run.call(task.draw(), task.forward_seed())
             run.call(task.draw(), task.forward_seed())
+            slowed = 0
             while True:
                 host.lease.alone()
+                before = host.device.health()
                 samples = timed_calls(run, request, task, host.device.kind, reference, None)
-                # What another's process did meanwhile would count in every score of this task.
-                if host.device.is_quiet():
+                throttled = _throttled(before, host.device.health())
+                slowed += bool(throttled)
+                # What another's process did meanwhile, and low clocks, would count in every score of this task.
+                if host.device.is_quiet() and (not throttled or slowed == BASELINE_TRIES):
                     break
         except SubmissionFailed as failure:
             if failure.outcome in ("crashed", "exited", "timeout", "protocol_error"):
@@ -155,7 +164,7 @@ def measure_baseline(request: Evaluate, task: TaskContext, host: Host, end: floa
                 raise
             raise TaskUnscorable(f"the reference failed when it was timed: {failure.message}") from failure
         measured, overhead_ms = timing.baseline(samples)
-        return Baseline(measured, overhead_ms)
+        return Baseline(measured, overhead_ms, throttled)
 
 
 def evaluate_submission(
@@ -208,7 +217,7 @@ def evaluate_submission(
                 suspect,
                 fraction,
                 after.sm_clock_mhz if after is not None else None,
-                after.since(before) if after is not None and before is not None else [],
+                sorted({*baseline.throttled, *_throttled(before, after)}),
             )
         except Exception as error:
             if not is_out_of_memory(error) or not run.opened:
@@ -219,6 +228,11 @@ def evaluate_submission(
             ) from error
         finally:
             progress.printed = run.printed()
+
+
+def _throttled(before: Reading | None, after: Reading | None) -> list[str]:
+    """What held the clocks down between two readings; nothing where there is none."""
+    return after.since(before) if after is not None and before is not None else []
 
 
 def _is_right_as_ghost(run: Evaluation, task: TaskContext, loaded_so: bool) -> tuple[bool, list[Sample]]:

@@ -221,10 +221,11 @@ class Judge:
                     raise
                 raise TaskUnscorable(_DOES_NOT_FIT) from failure
             time = measured.timing
-            record = Record(time.time_ms, time.spread, time.runs, measured.overhead_ms, task.memory_bytes)
+            need = task.memory_bytes
+            record = Record(time.time_ms, time.spread, time.runs, measured.overhead_ms, need, measured.throttled)
             record = self._baselines.add(key, request.timed_runs, record)
         time = Timing(record.time_ms, record.spread, record.runs, "event", record.time_ms, record.time_ms)
-        return Baseline(time, record.overhead_ms)
+        return Baseline(time, record.overhead_ms, record.throttled)
 
     def _feedback(self, failure: SubmissionFailed, progress: Progress) -> str:
         # Bounded before anything is replaced in it: a candidate may send megabytes.
