@@ -149,7 +149,8 @@ class KernelObservation(Observation):
     )
     sm_clock_mhz: int | None = Field(default=None, description="The GPU's clock after the timed runs")
     throttled: list[str] = Field(
-        default_factory=list, description="What held the GPU's clocks down during the timed runs: 'power', 'thermal'"
+        default_factory=list,
+        description="What held the GPU's clocks down while it, or the reference, was timed: 'power', 'thermal'",
     )
     bound: str | None = Field(default=None, description="'compute' or 'memory': the roofline term that binds")
     arithmetic_intensity: float | None = Field(default=None, description="FLOP per compulsory byte")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -11,7 +13,9 @@ pytest.importorskip("msgspec")
 
 from server.worker import baselines
 from server.worker.baselines import BaselineCache, Record
+from server.worker.nvml import Reading
 from server.worker.protocol import DeviceInfo
+from server.worker.timing import Sample
 
 DEVICE = DeviceInfo(kind="cuda", name="NVIDIA H200", driver="570.1", torch="2.11", triton="3.6")
 
@@ -63,6 +67,46 @@ def test_a_disturbed_measurement_is_not_kept_for_others(tmp_path: Path) -> None:
     mine.add("task", 20, record(spread=0.5))
     assert mine.get("task", 20) is not None
     assert cache(tmp_path).get("task", 20) is None
+
+
+def test_what_was_measured_at_low_clocks_is_not_kept_for_others(tmp_path: Path) -> None:
+    mine = cache(tmp_path)
+    slowed = record()
+    slowed.throttled = ["power"]
+    mine.add("task", 20, slowed)
+    assert mine.get("task", 20) == slowed
+    assert cache(tmp_path).get("task", 20) is None
+
+
+@pytest.mark.parametrize(
+    ("slowed", "quiet", "rounds"),
+    [
+        ([True, False], [True, True], 2),
+        ([True, True, True], [True, True, True], 3),
+        ([False, False], [False, True], 2),
+        # The last try that low clocks get may be another's process's to spoil.
+        ([True, True, True, True], [True, True, False, True], 4),
+    ],
+)
+def test_the_reference_is_timed_again_at_low_clocks_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, slowed: list[bool], quiet: list[bool], rounds: int
+) -> None:
+    evaluation = pytest.importorskip("server.worker.evaluation")
+    readings = [Reading(1980, {"power": power}) for low in slowed for power in (0, int(low))]
+    device = SimpleNamespace(kind="cuda", health=iter(readings).__next__, is_quiet=iter(quiet).__next__)
+    host = SimpleNamespace(device=device, lease=SimpleNamespace(alone=lambda: None))
+    timed: list[bool] = []
+
+    def timed_calls(*_: object) -> list[Sample]:
+        timed.append(True)
+        return [Sample(1.0, 1.5)]
+
+    monkeypatch.setattr(evaluation, "Evaluation", lambda *_: MagicMock())
+    monkeypatch.setattr(evaluation, "SharedSlots", lambda *_: MagicMock())
+    monkeypatch.setattr(evaluation, "timed_calls", timed_calls)
+    measured = evaluation.measure_baseline(MagicMock(), MagicMock(), host, 0.0)
+    assert len(timed) == rounds
+    assert measured.throttled == (["power"] if slowed[-1] else [])
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"time_ms": "fast"}', b"\xff\xfe"])

@@ -154,7 +154,7 @@ def measure_baseline(request: Evaluate, task: TaskContext, host: Host, end: floa
                 throttled = _throttled(before, host.device.health())
                 slowed += bool(throttled)
                 # What another's process did meanwhile, and low clocks, would count in every score of this task.
-                if host.device.is_quiet() and (not throttled or slowed == BASELINE_TRIES):
+                if host.device.is_quiet() and (not throttled or slowed >= BASELINE_TRIES):
                     break
         except SubmissionFailed as failure:
             if failure.outcome in ("crashed", "exited", "timeout", "protocol_error"):
