@@ -234,8 +234,11 @@ def _kept(observation: KernelObservation) -> dict[str, Any]:
 # ---------------------------------------------------------------- the run
 
 
-async def inject(faults: Faults, every_s: float, crowd: Crowd) -> None:
-    """A fault every so many seconds, of each kind in turn; those that last do not hold up the ones that follow."""
+async def inject(faults: Faults, every_s: float, crowd: Crowd, server: Server) -> None:
+    """A fault every so many seconds, of each kind in turn; those that last do not hold up the ones that follow.
+
+    Not while no worker can evaluate: where starting a judge takes longer than that, none would ever be up again.
+    """
     running: set[asyncio.Task[None]] = set()
     number = 0
     while not crowd.over:
@@ -246,9 +249,15 @@ async def inject(faults: Faults, every_s: float, crowd: Crowd) -> None:
             task.add_done_callback(running.discard)
         number += 1
         end = time.monotonic() + every_s
-        while time.monotonic() < end and not crowd.over:
+        while not crowd.over and (time.monotonic() < end or not await asyncio.to_thread(is_ready, server)):
             await asyncio.sleep(0.1)
     await asyncio.gather(*running)
+
+
+def is_ready(server: Server) -> bool:
+    """Whether some worker can evaluate."""
+    ready = get(f"{server.url}/ready")
+    return ready is not None and ready["ready"]
 
 
 async def settle(server: Server, before: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -278,7 +287,7 @@ async def soak(server: Server, arguments: argparse.Namespace, result: dict[str, 
     result["began"] = time.time()
     print(f"warm after {len(crowd.entries)} steps; {arguments.sessions} sessions, faults: {faults.kinds}", flush=True)
     tasks = [asyncio.create_task(crowd.session()) for _ in range(arguments.sessions)]
-    injecting = asyncio.create_task(inject(faults, arguments.every, crowd))
+    injecting = asyncio.create_task(inject(faults, arguments.every, crowd, server))
     end = time.monotonic() + arguments.seconds
     while not injecting.done():
         left_s = end - time.monotonic()
