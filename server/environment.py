@@ -315,6 +315,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
             step_count=episode.step_count,
             attempts=judged.attempts,
             infra_detail=judged.infra_detail or None,
+            retried=judged.retried,
             clocks_ms=judged.clocks_ms,
             feedback=observation.feedback,
             **observation.model_dump(include=wanted),
@@ -323,6 +324,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
         self._services.metrics.answered(
             observation.stage, observation.outcome, observation.infra_code, observation.phase_seconds
         )
+        self._services.metrics.retried(entry["after"] for entry in judged.retried)
         return observation
 
 

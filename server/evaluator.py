@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +26,8 @@ class EvalResult:
     """How many workers were tried: more than one after a fault of ours."""
     queue_s: float = 0.0
     """Seconds spent waiting for a worker."""
+    retried: Sequence[Verdict] = ()
+    """What the attempts before the last came to: faults of ours, and signals that anybody could have sent."""
 
 
 class Evaluator(Protocol):
@@ -57,7 +60,8 @@ class Evaluator(Protocol):
         ...
 
     def status(self) -> dict[str, Any]:
-        """A JSON object for GET /status: at least `evaluator`, `workers` and `queue_depth`."""
+        """A JSON object for GET /status: at least `evaluator`, `workers` and `queue_depth`; where there are compilers
+        to be had, also `lacks`: by language, those that this host does not have."""
         ...
 
     def close(self) -> None:

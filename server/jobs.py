@@ -31,8 +31,8 @@ class Job:
     queue_s: float = 0.0
     avoid: set[int] = field(default_factory=set)
     cancelled_at: float | None = None
-    fault: Verdict | None = None
-    """What the last attempt came to, when it was not the submission's to answer for and it is to be tried again."""
+    retried: list[Verdict] = field(default_factory=list)
+    """What the attempts came to that were not the submission's to answer for, and were followed by another."""
 
 
 class Queue:
@@ -94,7 +94,7 @@ class Queue:
 
 def resolve(job: Job, verdict: Verdict, device: DeviceInfo | None = None) -> None:
     """Answer whoever waits for the job, unless that has been done."""
-    result = EvalResult(verdict, device, max(1, job.attempts), job.queue_s)
+    result = EvalResult(verdict, device, max(1, job.attempts), job.queue_s, job.retried)
     for future, value in ((job.started, None), (job.result, result)):
         if not future.done():
             future.set_result(value)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ GPUs) is asked for at each scrape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,8 +31,15 @@ class Metrics:
         self._faults = Counter(
             "kernel_env_infrastructure_faults", "Steps that met a fault of ours", ["code"], registry=self.registry
         )
+        self._retries = Counter(
+            "kernel_env_retries",
+            "Evaluations tried again, by the fault of ours or the signal that ended the attempt",
+            ["after"],
+            registry=self.registry,
+        )
         for code in InfraCode:  # so that an alert on their increase sees the first one
             self._faults.labels(code.value)
+            self._retries.labels(code.value)
         self._waits = Histogram(
             "kernel_env_queue_wait_seconds", "Wait for a worker", buckets=_SECONDS, registry=self.registry
         )
@@ -67,6 +74,11 @@ class Metrics:
                 self._waits.observe(seconds)
             else:
                 self._phases.labels(phase).observe(seconds)
+
+    def retried(self, after: Iterable[str]) -> None:
+        """Count further attempts at one step."""
+        for code in after:
+            self._retries.labels(code).inc()
 
     def watch(self, facts: Callable[[], Mapping[str, Any]]) -> None:
         """Ask `facts` (server.operations.facts) at each scrape for what is true at that time."""

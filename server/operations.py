@@ -50,34 +50,44 @@ def identity(services: Services) -> dict[str, Any]:
 def facts(services: Services, open_sessions: Callable[[], int]) -> dict[str, Any]:
     """What this server is, whether it can evaluate, and how busy it is."""
     status = services.evaluator.status()
-    reason = unready(status["workers"])
+    reason = unready(status)
     return {
         **identity(services),
         **status,
         "ready": reason is None,
         "reason": reason,
-        "out": out(status["workers"]),
+        "out": out(status),
         "sessions": {"open": open_sessions(), "max": services.settings.max_sessions},
         "log_lines_dropped": services.log.dropped,
     }
 
 
-def unready(workers: list[dict[str, Any]]) -> str | None:
-    """Why nothing can be evaluated now; None where something can. An evaluator without workers always can."""
-    states = [worker["state"] for worker in workers]
-    if not states or CAN_EVALUATE & set(states):
-        return None
-    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-    return " ".join([f"No worker can evaluate: {counts}.", *out(workers)])
+def unready(status: dict[str, Any]) -> str | None:
+    """Why nothing can be evaluated now, by an evaluator's status; None where something can.
+
+    An evaluator without workers always can.
+    """
+    states = [worker["state"] for worker in status["workers"]]
+    lacks = status.get("lacks", {})
+    if states and not CAN_EVALUATE & set(states):
+        counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+        return " ".join([f"No worker can evaluate: {counts}.", *out(status)])
+    if lacks and all(lacks.values()):
+        return " ".join(["Nothing can be compiled.", *out(status)])
+    return None
 
 
-def out(workers: list[dict[str, Any]]) -> list[str]:
-    """Of each worker that is out after faults of ours, a sentence that says why."""
+def out(status: dict[str, Any]) -> list[str]:
+    """What is out after faults of ours, or for want of a compiler: a sentence for each."""
     return [
         f"Worker {worker['worker']}{_gpu(worker)} is down after {worker['faults_in_a_row']} faults in a row, the last "
         f"{worker['last_fault']}."
-        for worker in workers
+        for worker in status["workers"]
         if worker["state"] == "down" and worker.get("last_fault")
+    ] + [
+        f'Submissions in "{language}" cannot be compiled: {", ".join(missing)} not found.'
+        for language, missing in status.get("lacks", {}).items()
+        if missing
     ]
 
 
@@ -107,9 +117,9 @@ def add_routes(app: FastAPI, services: Services, open_sessions: Callable[[], int
         responses={503: {"description": "None can; `reason` says why."}},
     )
     def ready() -> JSONResponse:
-        workers = services.evaluator.status()["workers"]
-        reason = unready(workers)
-        content = {"ready": reason is None, "reason": reason, "out": out(workers), **identity(services)}
+        status = services.evaluator.status()
+        reason = unready(status)
+        content = {"ready": reason is None, "reason": reason, "out": out(status), **identity(services)}
         return JSONResponse(content, status_code=200 if reason is None else 503)
 
     @app.get("/status", tags=["Health"], summary="What this server evaluates with, and how busy it is")

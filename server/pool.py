@@ -19,6 +19,7 @@ from server.lease import Lease
 from server.pool_worker import GRACE_S, START_TIMEOUT_S, Worker
 from server.settings import Settings
 from server.worker.protocol import DeviceInfo, Evaluate
+from server.worker.tools import missing_tools
 
 # The judge knows better than this process whose fault it is that the time is up.
 VERDICT_GRACE_S = 3.0
@@ -98,16 +99,18 @@ class PoolEvaluator:
         if not self._queue.remove(job):
             for worker in self._workers:
                 worker.cancel(job)
-        elif job.fault is not None and job.fault.infra_code is not None and code != "cancelled":
-            verdict = job.fault
+        elif job.retried and job.retried[-1].infra_code is not None and code != "cancelled":
+            verdict = job.retried[-1]
         waited_s = job.queue_s if job.started.done() else time.monotonic() - job.created
-        return EvalResult(verdict, self.device, max(1, job.attempts), waited_s)
+        return EvalResult(verdict, self.device, max(1, job.attempts), waited_s, job.retried)
 
     def status(self) -> dict[str, Any]:
+        kind = "cuda" if self.name == "gpu" else "cpu"
         return {
             "evaluator": self.name,
             "workers": [worker.status() for worker in self._workers],
             "queue_depth": len(self._queue),
+            "lacks": {language: missing_tools(kind, language) for language in ("triton", "cuda")},
             "leases": [
                 {
                     "gpu": gpu,

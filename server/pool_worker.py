@@ -26,6 +26,7 @@ from server.evaluator import EvaluatorUnavailable
 from server.jobs import Job, Queue, fault, resolve
 from server.lease import Lease
 from server.settings import Settings
+from server.worker.children import is_stopped
 from server.worker.connection import Connection, DeadlineExceeded, PeerClosed, PeerViolation
 from server.worker.level import shortfall
 from server.worker.protocol import (
@@ -39,6 +40,7 @@ from server.worker.protocol import (
     StartFailed,
     Verdict,
     Want,
+    capacity_bytes,
 )
 from server.worker.trash import remove_tree
 from server.worker.users import end_processes_of
@@ -57,9 +59,6 @@ RETIRE_AFTER = 3
 _MAX_BACKOFF_S = 30.0
 # Faults of the host that a new judge does not mend, and that concern few submissions.
 _NOT_THE_WORKERS = frozenset({"compiler_missing"})
-# What every judge takes for itself, and how much of what remains is handed out.
-_JUDGE_BYTES = 1 << 30
-_USABLE = 0.95
 
 
 class Worker:
@@ -188,7 +187,7 @@ class Worker:
                 self.in_a_row = 0
             if self._again(job, verdict):
                 job.avoid.add(self.number)
-                job.fault = verdict
+                job.retried.append(verdict)
                 self._queue.put(job, front=True)
             else:
                 resolve(job, verdict, self.device)
@@ -214,7 +213,7 @@ class Worker:
 
     def _judge_lives(self) -> bool:
         process = self._process
-        return process is not None and process.poll() is None and not _is_stopped(process.pid)
+        return process is not None and process.poll() is None and not is_stopped(process.pid)
 
     def _evaluate(self, job: Job) -> Verdict:
         """The judge's verdict, or one of ours when it is lost."""
@@ -274,7 +273,7 @@ class Worker:
         try:
             message = self._connection.recv(time.monotonic() + _POLL_S)
         except DeadlineExceeded:
-            if not _is_stopped(self._process.pid):
+            if not is_stopped(self._process.pid):
                 self._stopped_since = None
             elif self._stopped_since is None:
                 self._stopped_since = time.monotonic()
@@ -340,7 +339,7 @@ class Worker:
             )
         self.device = message.device
         if message.device.memory_bytes:
-            self._lease.capacity_bytes = int((message.device.memory_bytes - self._judges * _JUDGE_BYTES) * _USABLE)
+            self._lease.capacity_bytes = capacity_bytes(message.device.memory_bytes, self._judges)
         self._lease.join(self.number, self._tell)
 
     def _stop_judge(self) -> None:
@@ -352,7 +351,7 @@ class Worker:
             if connection is not None:
                 connection.close()
             if self._process is not None:
-                if _is_stopped(self._process.pid):
+                if is_stopped(self._process.pid):
                     self._process.kill()
                 try:
                     self._process.wait(JUDGE_EXIT_S)
@@ -376,10 +375,3 @@ def _reap_group(group: int) -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0] != 0 or time.monotonic() < end:
             time.sleep(0.01)
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal."""
-    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as handle:
-        return handle.read().rsplit(b")", 1)[1].split()[0] == b"T"
-    return False

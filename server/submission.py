@@ -59,6 +59,8 @@ class Judged:
     """What the evaluator said; None where it was not asked or did not answer."""
     attempts: int = 0
     infra_detail: str = ""
+    retried: list[dict[str, str]] = field(default_factory=list)
+    """Why it was tried again, each time: the InfraCode or "signal", and for the log what was known of it."""
     clocks_ms: dict[str, float | None] = field(default_factory=dict)
     """The medians the timing was decided on: the candidate's events, the judge's clock, and how far they may differ."""
 
@@ -87,6 +89,13 @@ async def judge(
             judged.attempts = result.attempts
             judged.phase_seconds |= {**result.verdict.phase_seconds, "queue": result.queue_s}
             judged.infra_detail = result.verdict.infra_detail
+            judged.retried = [
+                {
+                    "after": earlier.infra_code or "signal",
+                    "detail": bound(earlier.infra_detail or earlier.feedback, 1000),
+                }
+                for earlier in result.retried
+            ]
             judged.clocks_ms = {
                 "event": result.verdict.t_event_ms,
                 "wall": result.verdict.t_wall_ms,

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -225,17 +226,17 @@ def test_a_disk_that_stays_full_is_named_and_readiness_tells(monkeypatch: pytest
             with scoring(pool, GOOD, deadline_s=10.0) as result:
                 # One fault of the evaluation, and each start since.
                 until(lambda: pool.evaluator.status()["workers"][0]["faults_in_a_row"] >= 3)
-                workers = until(
-                    lambda: (now := pool.evaluator.status()["workers"])[0]["state"] == "down" and now  # noqa: B023
+                status = until(
+                    lambda: (now := pool.evaluator.status())["workers"][0]["state"] == "down" and now  # noqa: B023
                 )
-                reason = unready(workers)
+                reason = unready(status)
                 assert reason is not None and "Worker 0 is down after" in reason and "the last start." in reason
                 found = result.result(WAIT_S)
             assert (found.verdict.infra_code, found.attempts) == (InfraCode.DISK, 1)
         until(lambda: pool.evaluator.status()["workers"][0]["state"] == "idle")
         assert pool.score(GOOD).verdict.outcome == "scored"
         (worker,) = pool.evaluator.status()["workers"]
-        assert (worker["faults_in_a_row"], out([worker])) == (0, [])
+        assert (worker["faults_in_a_row"], out(pool.evaluator.status())) == (0, [])
 
 
 def test_a_missing_compiler_is_looked_for_twice_and_keeps_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +256,11 @@ def test_a_missing_compiler_is_looked_for_twice_and_keeps_the_worker(monkeypatch
     ("what", "code"),
     [
         ("oom", InfraCode.JUDGE_OUT_OF_MEMORY),
+        ("crowded", InfraCode.JUDGE_OUT_OF_MEMORY),
+        ("candidate: crowded", InfraCode.JUDGE_OUT_OF_MEMORY),
+        ("reference: disk", InfraCode.DISK),
+        ("reference: files", InfraCode.JUDGE_ERROR),
+        ("reference: memory", InfraCode.JUDGE_OUT_OF_MEMORY),
         ("silent", InfraCode.GPU_LOST),
         ("full", InfraCode.DISK),
         ("fills", InfraCode.DISK),
@@ -265,8 +271,40 @@ def test_a_host_that_fails_us_is_tried_twice(monkeypatch: pytest.MonkeyPatch, wh
     monkeypatch.setenv("TEST_FAULT", what)
     monkeypatch.setattr(PoolEvaluator, "judge_module", "tests.faulty_judge")
     with open_pool() as pool:
-        found = pool.score(GOOD if what != "fills" else softmax(top="raise OSError(errno.ENOSPC, 'no space')"))
+        found = pool.score(_SUBMITTED.get(what, GOOD))
         assert (found.verdict.infra_code, found.attempts) == (code, 2), found.verdict
+        assert [earlier.infra_code for earlier in found.retried] == [code]
+
+
+_SUBMITTED = {
+    "fills": softmax(top="raise OSError(errno.ENOSPC, 'no space')"),
+    "candidate: crowded": softmax(forward="torch.empty(1 << 40)"),
+}
+
+
+@pytest.mark.parametrize("what", ["does not fit", "reference: library", "reference: broken"])
+def test_what_is_the_tasks_own_fault_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setenv("TEST_FAULT", what)
+    monkeypatch.setattr(PoolEvaluator, "judge_module", "tests.faulty_judge")
+    with open_pool() as pool:
+        found = pool.score(GOOD)
+    assert (found.verdict.outcome, found.verdict.infra_code, found.attempts) == ("unscorable_task", None, 1)
+    assert sys.prefix not in found.verdict.feedback and "cannot be scored here" in found.verdict.feedback
+
+
+def test_a_candidate_that_is_killed_while_its_zygote_is_stopped_is_tried_again(pool: Pool) -> None:
+    assert pool.score(GOOD).verdict.outcome == "scored"
+    with scoring(pool, IN_TRIALS) as result:
+        candidate = until(lambda: marked(pool))
+        zygote = pool.zygote_pid()
+        assert zygote is not None
+        os.kill(zygote, signal.SIGSTOP)
+        os.kill(candidate, signal.SIGKILL)
+        go_on(pool, but=candidate)
+        found = result.result(4 * WAIT_S)
+    assert (found.verdict.outcome, found.attempts) == ("scored", 2), found.verdict
+    assert [earlier.infra_code for earlier in found.retried] == [InfraCode.ZYGOTE_LOST]
+    assert not alive(zygote)
 
 
 def test_a_device_that_goes_on_failing_retires_the_worker_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +315,7 @@ def test_a_device_that_goes_on_failing_retires_the_worker_until_it_works(monkeyp
         first = pool.score(GOOD)
         assert (first.verdict.infra_code, first.attempts) == (InfraCode.GPU_LOST, 2), first.verdict
         with scoring(pool, GOOD) as result:
-            found = until(lambda: worker.state == "down" and pool.evaluator.status()["workers"])
+            found = until(lambda: worker.state == "down" and pool.evaluator.status())
             assert out(found) == [f"Worker 0 is down after {RETIRE_AFTER} faults in a row, the last gpu_lost."]
             worker._module = "server.worker.judge"  # it works again
             assert result.result(4 * WAIT_S).verdict.outcome == "scored"

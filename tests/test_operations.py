@@ -58,12 +58,13 @@ class Workers(ScriptedEvaluator):
 
     def __init__(self, *states: str) -> None:
         super().__init__(as_mock, device=H200)
+        self.lacks: dict[str, list[str]] = {}
         self.states = list(states)
         self.name = "gpu"
 
     def status(self) -> dict[str, Any]:
         workers = [{"worker": number, "state": state} for number, state in enumerate(self.states)]
-        return {"evaluator": self.name, "workers": workers, "queue_depth": 3}
+        return {"evaluator": self.name, "workers": workers, "queue_depth": 3, "lacks": self.lacks}
 
 
 # ---------------------------------------------------------------- liveness and readiness
@@ -105,9 +106,26 @@ def test_health_ready_and_status_say_what_the_server_is() -> None:
             assert answer["tasks"]["count"] > 10
 
 
+def test_a_host_where_nothing_can_be_compiled_is_not_ready() -> None:
+    evaluator = Workers("idle")
+    with serve(make_settings(gpus=[0, 3]), evaluator) as url:
+        for triton, cuda, status in (
+            ([], [], 200),
+            ([], ["nvcc"], 200),
+            (["gcc"], ["nvcc", "c++"], 503),
+            ([], [], 200),
+        ):
+            evaluator.lacks = {"triton": triton, "cuda": cuda}
+            found, text = fetch(f"{url}/ready")
+            answer = json.loads(text)
+            assert (found, answer["ready"]) == (status, status == 200)
+            assert [name for name in ("gcc", "nvcc", "c++") if name in " ".join(answer["out"])] == triton + cuda
+            assert answer["reason"] is None if status == 200 else "gcc not found" in answer["reason"]
+
+
 def test_an_evaluator_without_workers_is_always_ready(mock_server: str) -> None:
     assert fetch(f"{mock_server}/ready")[0] == 200
-    assert unready([]) is None
+    assert unready({"workers": []}) is None
 
 
 def test_the_version_is_the_packages() -> None:
@@ -122,7 +140,10 @@ def test_metrics_count_every_answer_once() -> None:
     async def script(request: Evaluate) -> EvalResult:
         if request.code == GOOD.code:
             return EvalResult((await as_mock(request)).verdict, H200, queue_s=2.0)
-        return EvalResult(Verdict(request.eval_id, "compile", "infrastructure", infra_code="disk"))
+        lost = Verdict(request.eval_id, "compile", "infrastructure", infra_code="worker_lost")
+        killed = Verdict(request.eval_id, "compile", "crashed", signal=9)
+        verdict = Verdict(request.eval_id, "compile", "infrastructure", infra_code="disk")
+        return EvalResult(verdict, attempts=3, retried=[killed, lost])
 
     with serve(make_settings(max_turns=2), ScriptedEvaluator(script)) as url:
         before = samples(url)
@@ -144,6 +165,8 @@ def test_metrics_count_every_answer_once() -> None:
     }
     faults = {key[1]: value for key, value in during.items() if key[0] == "kernel_env_infrastructure_faults_total"}
     assert faults == {code.value: float(code is InfraCode.DISK) for code in InfraCode}
+    retries = {key[1]: value for key, value in during.items() if key[0] == "kernel_env_retries_total"}
+    assert retries == {code.value: float(code is InfraCode.WORKER_LOST) for code in InfraCode} | {"signal": 1.0}
     assert during[("kernel_env_queue_wait_seconds_count",)] == 2
     assert during[("kernel_env_queue_wait_seconds_sum",)] == 2.0
     assert during[("kernel_env_phase_seconds_count", "static")] == 3

@@ -23,6 +23,7 @@ import torch
 from server.worker import layout, tree
 from server.worker.connection import Connection, PeerClosed
 from server.worker.device import Device, Slot
+from server.worker.ended import ended_by
 from server.worker.guard import DispatchGuard, GuardViolation, OutputPlacement
 from server.worker.protocol import (
     GATE_BYTES,
@@ -348,7 +349,7 @@ def serve(connection: Connection, device: Device) -> None:
         try:
             reply = candidate.handle(request, connection.take_fds())
         except BaseException as error:
-            reply = Failed(classify(error, type(request)), describe(error))
+            reply = Failed(classify(error, type(request)), describe(error), ended_by(error))
         if isinstance(reply, Ran) and not math.isfinite(reply.elapsed_ms):
             reply.elapsed_ms = 0.0
         connection.send(reply)

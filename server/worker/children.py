@@ -206,6 +206,11 @@ def _stat(path: str) -> list[bytes]:
     return []
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process."""
+    return _stat(f"/proc/{pid}/stat")[:1] == [b"T"]
+
+
 def _has_stopped(pid: int, signalled: bool) -> bool:
     """Whether all threads are stopped or gone.
 

@@ -127,6 +127,10 @@ class CpuDevice:
         """The memory that submissions and judges share; 0 where nobody counts it."""
         return 0
 
+    def free_bytes(self) -> int:
+        """What is free of it, and what this process could give back."""
+        return 0
+
     def peak_bytes(self) -> int:
         """The most that tensors of this process took since `reset_peak`."""
         return 0
@@ -264,6 +268,9 @@ class CudaDevice:
 
     def memory_bytes(self) -> int:
         return torch.cuda.get_device_properties(0).total_memory
+
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
 
     def peak_bytes(self) -> int:
         return torch.cuda.max_memory_allocated()

@@ -12,6 +12,7 @@ import torch
 
 from server.worker import timing
 from server.worker.calls import GHOST_TIMEOUT_S, Evaluation, Host, Progress, TaskUnscorable
+from server.worker.faults import is_device_out_of_memory
 from server.worker.lease import InfrastructureFault
 from server.worker.nvml import Reading
 from server.worker.process import SubmissionFailed
@@ -19,7 +20,6 @@ from server.worker.protocol import Evaluate, Ran, TaskFacts
 from server.worker.slots import SharedSlots
 from server.worker.task_context import Draw, Reference, TaskContext, Trial
 from server.worker.timing import AGREEMENT, Sample, Timing
-from server.worker.vmm import CUDA_OUT_OF_MEMORY, CudaDriverError
 
 # Timed calls stop early once they have taken this long together.
 TIMING_BUDGET_S = {"cuda": 6.0, "cpu": 2.0}
@@ -85,7 +85,7 @@ def trials(run: Evaluation, request: Evaluate, task: TaskContext) -> Reference:
         try:
             run.verify(reference, draw, forward_seed, answer, trial.tight)
         except SubmissionFailed as failure:
-            raise SubmissionFailed(failure.outcome, failure.message + where) from None
+            raise SubmissionFailed(failure.outcome, failure.message + where, failure.signal) from None
         progress.passed += 1
     return reference
 
@@ -132,7 +132,7 @@ def measure_baseline(request: Evaluate, task: TaskContext, host: Host, end: floa
 
     Raises:
         TaskUnscorable: the reference itself fails there.
-        SubmissionFailed: out_of_memory, which may be for others' use of the device.
+        torch.OutOfMemoryError: memory is short, which may be for others' use of the device.
         InfrastructureFault: its process was lost.
     """
     with ExitStack() as stack:
@@ -161,7 +161,7 @@ def measure_baseline(request: Evaluate, task: TaskContext, host: Host, end: floa
                 # Our own process died or hung; the reference is trusted code.
                 raise InfrastructureFault("worker_lost", f"the baseline: {failure.message}") from failure
             if failure.outcome == "out_of_memory":
-                raise
+                raise torch.OutOfMemoryError(failure.message) from failure
             raise TaskUnscorable(f"the reference failed when it was timed: {failure.message}") from failure
         measured, overhead_ms = timing.baseline(samples)
         return Baseline(measured, overhead_ms, throttled)
@@ -220,7 +220,7 @@ def evaluate_submission(
                 sorted({*baseline.throttled, *_throttled(before, after)}),
             )
         except Exception as error:
-            if not is_out_of_memory(error) or not run.opened:
+            if not is_device_out_of_memory(error) or not run.opened:
                 raise
             # The slots were there before it ran, and beside the reference the rest had room too.
             raise SubmissionFailed(
@@ -292,10 +292,3 @@ def check_ghost(request: Evaluate, task: TaskContext, host: Host, progress: Prog
         "The output stays right when none of your Triton kernels runs: something else computes it. Do the task's work "
         "in your own kernels.",
     )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was short in this process, on the device or the host."""
-    if isinstance(error, CudaDriverError):
-        return error.code == CUDA_OUT_OF_MEMORY
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError))

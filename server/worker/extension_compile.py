@@ -385,6 +385,8 @@ def main() -> NoReturn:
         os.execvp(real, [real, *arguments])
     sys.stderr.buffer.write(result.output)
     sys.stderr.flush()
+    if result.code < 0:  # it was killed, and so whoever waits for this process has to see
+        os.kill(os.getpid(), -result.code)
     sys.exit(result.code)
 
 

@@ -33,19 +33,19 @@ from server.worker.evaluation import (
     Score,
     check_ghost,
     evaluate_submission,
-    is_out_of_memory,
     measure_baseline,
 )
 from server.worker.extension_kit import Kit
+from server.worker.faults import causes, is_device_out_of_memory, shortage
 from server.worker.guard import warm_up
 from server.worker.lease import Cancelled, GpuLease, InfrastructureFault, ServerGone
 from server.worker.process import SubmissionFailed, Zygote
-from server.worker.protocol import Evaluate, JudgeRequest, Ready, StartFailed, Verdict
+from server.worker.protocol import Evaluate, JudgeRequest, Ready, StartFailed, Verdict, capacity_bytes
 from server.worker.task_context import TaskContext, task_key
 from server.worker.task_module import TaskError
 from server.worker.timing import Timing
+from server.worker.tools import missed
 from server.worker.trash import Trash, remove_tree
-from server.worker.vmm import CudaDriverError
 
 MAX_CACHED_TASKS = 64
 MAX_FEEDBACK_CHARS = 16_000
@@ -54,6 +54,7 @@ MIN_FREE_BYTES = 64 << 20
 # Of the device's memory, for a task whose needs are not known yet.
 _FIRST_SHARE = 4
 _DOES_NOT_FIT = "the reference does not fit into this device's memory"
+_CROWDED = "another program holds the device's memory"
 
 
 class Judge:
@@ -139,8 +140,10 @@ class Judge:
         except SubmissionFailed as failure:
             if failure.outcome == "out_of_memory" and not whole_gpu:
                 return None
-            missing = _missing_tools(self._device.kind, request.language) if failure.outcome == "compile_error" else []
-            if failure.outcome in _NEEDS_DISK and self._free_bytes() < MIN_FREE_BYTES:
+            missing = missed(failure.outcome, failure.message, self._device.kind, request.language)
+            if failure.outcome == "out_of_memory" and self._is_crowded():
+                verdict.infra_code, verdict.infra_detail = "judge_out_of_memory", _CROWDED
+            elif failure.outcome in _NEEDS_DISK and self._free_bytes() < MIN_FREE_BYTES:
                 verdict.infra_code, verdict.infra_detail = "disk", f"the disk is full: {failure.message[:1000]}"
             elif missing:
                 verdict.infra_code, verdict.infra_detail = "compiler_missing", f"not found: {', '.join(missing)}"
@@ -150,7 +153,17 @@ class Judge:
             if failure.outcome == "compile_error":
                 progress.stage, progress.compiled = "compile", False
         except (TaskUnscorable, TaskError) as error:
-            verdict.outcome, verdict.feedback = "unscorable_task", f"This task cannot be scored here: {error}"
+            short = any(is_device_out_of_memory(cause) for cause in causes(error))
+            if short and not whole_gpu:
+                return None
+            code = None if short and not self._is_crowded() else shortage(error)
+            if code is None and self._free_bytes() < MIN_FREE_BYTES:
+                code = "disk"
+            if code is not None:
+                verdict.infra_code, verdict.infra_detail = code, traceback.format_exc()[-4000:]
+            else:
+                verdict.outcome = "unscorable_task"
+                verdict.feedback = self._scrub(bound(f"This task cannot be scored here: {error}", MAX_FEEDBACK_CHARS))
         except Cancelled:
             verdict.infra_code = "cancelled"
         except InfrastructureFault as fault:
@@ -158,7 +171,7 @@ class Judge:
         except ServerGone:
             raise
         except Exception as error:
-            if is_out_of_memory(error) and not whole_gpu:
+            if is_device_out_of_memory(error) and not whole_gpu:
                 return None
             verdict.infra_code, verdict.infra_detail = _fault_code(error), traceback.format_exc()[-4000:]
         return verdict
@@ -172,14 +185,14 @@ class Judge:
         need = everything if whole_gpu else known.memory_bytes if known else everything // _FIRST_SHARE
         self._lease.share(need)
         with progress.phase("prepare"):
-            task = self._task(request, key, whole_gpu)
+            task = self._task(request, key)
         if not whole_gpu and need != task.memory_bytes:
             need = task.memory_bytes
             # While it waits for more it counts as having nothing.
             self._device.empty_cache()
             self._lease.share(need)
         with progress.phase("baseline"):
-            baseline = self._baseline(request, task, key, progress, whole_gpu)
+            baseline = self._baseline(request, task, key, progress)
         if known is None:
             self._lease.share(need)  # to time the reference, it had the GPU alone
         score = evaluate_submission(request, task, baseline, self._host, progress)
@@ -189,37 +202,31 @@ class Judge:
                 check_ghost(request, task, self._host, progress)
         return score
 
-    def _task(self, request: Evaluate, key: str, whole_gpu: bool) -> TaskContext:
+    def _task(self, request: Evaluate, key: str) -> TaskContext:
         if key in self._tasks:
             self._tasks.move_to_end(key)
             return self._tasks[key]
         try:
-            task = TaskContext(request, self._device)
-        except TaskError as error:
-            raise TaskUnscorable(str(error)) from error
-        except torch.OutOfMemoryError as error:
-            if not whole_gpu:
-                raise
-            raise TaskUnscorable(_DOES_NOT_FIT) from error
-        except torch.AcceleratorError:
+            task = TaskContext(request, self._device, self._lease.listen)
+        except (TaskError, torch.AcceleratorError, Cancelled, ServerGone, InfrastructureFault):
             raise
         except Exception as error:
+            if is_device_out_of_memory(error):
+                raise TaskUnscorable(_DOES_NOT_FIT) from error
             raise TaskUnscorable(f"the reference cannot be run: {type(error).__name__}: {error}") from error
         self._tasks[key] = task
         if len(self._tasks) > MAX_CACHED_TASKS:
             self._tasks.popitem(last=False)
         return task
 
-    def _baseline(
-        self, request: Evaluate, task: TaskContext, key: str, progress: Progress, whole_gpu: bool
-    ) -> Baseline:
+    def _baseline(self, request: Evaluate, task: TaskContext, key: str, progress: Progress) -> Baseline:
         if (record := self._baselines.get(key, request.timed_runs)) is None:
             try:
                 measured = measure_baseline(request, task, self._host, progress.end)
-            except SubmissionFailed as failure:
-                if not whole_gpu:
-                    raise
-                raise TaskUnscorable(_DOES_NOT_FIT) from failure
+            except Exception as error:
+                if is_device_out_of_memory(error):
+                    raise TaskUnscorable(_DOES_NOT_FIT) from error
+                raise
             time = measured.timing
             need = task.memory_bytes
             record = Record(time.time_ms, time.spread, time.runs, measured.overhead_ms, need, measured.throttled)
@@ -232,11 +239,19 @@ class Judge:
         text = bound(failure.message, MAX_FEEDBACK_CHARS)
         if progress.printed and failure.outcome in _SHOW_OUTPUT:
             text += f"\nIt printed:\n{progress.printed}"
+        return self._scrub(text)
+
+    def _scrub(self, text: str) -> str:
         paths = {self._base: "/tmp", sys.prefix: "<python>", sys.base_prefix: "<python>"}
         return scrub_paths(text, paths | (self._kit.readable_names() if self._kit is not None else {}))
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self._base).free
+
+    def _is_crowded(self) -> bool:
+        """Whether the device's memory is held by what is none of this server's, now that the submission is gone."""
+        room = capacity_bytes(self._device.memory_bytes(), self._host.judges)
+        return self._device.free_bytes() < room
 
     def _clean(self) -> None:
         gc.collect()
@@ -293,29 +308,8 @@ def _prepare_triton(base: str, device: Device) -> str | None:
     return seed if os.path.isdir(seed) else None
 
 
-def _missing_tools(kind: str, language: str) -> list[str]:
-    """What a submission needs to be compiled and this host lacks: then a compile error is not the submission's."""
-    homes = filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"))
-    directories = [os.environ.get("PATH", ""), *(os.path.join(home, "bin") for home in homes)]
-    path = os.pathsep.join([*directories, os.path.dirname(sys.executable)])
-    wanted: list[tuple[str, ...]] = []
-    if language == "cuda":
-        wanted += [("ninja",), (os.environ.get("CXX") or "c++",)]
-    if kind == "cuda":
-        wanted.append(("nvcc",) if language == "cuda" else (os.environ.get("CC") or "gcc", "cc", "clang"))
-    if wanted:
-        wanted += [("as", "clang"), ("ld", "ld.lld", "ld.gold", "mold")]
-    return [names[0] for names in wanted if not any(shutil.which(name, path=path) for name in names)]
-
-
 def _fault_code(error: Exception) -> str:
-    if is_out_of_memory(error):
-        return "judge_out_of_memory"
-    if isinstance(error, (torch.AcceleratorError, CudaDriverError)):
-        return "gpu_lost"
-    if isinstance(error, OSError):
-        return "disk"
-    return "judge_error"
+    return shortage(error) or ("disk" if isinstance(error, OSError) else "judge_error")
 
 
 def main() -> None:

@@ -14,12 +14,13 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 from server.worker import overdue
 from server.worker.candidate_environment import candidate_environment
+from server.worker.children import is_stopped
 from server.worker.connection import Connection, DeadlineExceeded, PeerClosed, PeerViolation
+from server.worker.ended import name, oom_kills, sent_by_somebody
 from server.worker.lease import GpuLease, InfrastructureFault
 from server.worker.protocol import (
     CandidateReply,
@@ -45,6 +46,8 @@ _START_TIMEOUT_S = 120.0
 # To fork a candidate, which takes milliseconds, and to be read.
 _SPAWN_TIMEOUT_S = 20.0
 _FREEZE_TIMEOUT_S = 60.0
+# How often it is looked at meanwhile: a zygote that somebody stopped will not answer.
+_LOOK_S = 1.0
 # To end a candidate and all it started. Less, but as much as the second, where the evaluation must be over before.
 _KILL_TIMEOUT_S = 20.0
 _MIN_KILL_TIMEOUT_S = 3.0
@@ -57,9 +60,6 @@ _OWN_FAULTS = frozenset(
     "wrong_structure out_of_memory exited".split()
 )
 
-# A process comes to these only where somebody sends them: itself, or an operator, or what watches the host.
-_SENT = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-
 
 class SubmissionFailed(Exception):
     """The submission's own doing. `outcome` is a value of kernel_env.models.Outcome."""
@@ -69,7 +69,7 @@ class SubmissionFailed(Exception):
         self.outcome = outcome
         self.message = message
         self.signal = signal
-        """Of a process that was ended by one, if it can have come from outside as well as from the submission."""
+        """Of a process that was ended by one, its own or a compiler, if anybody can have sent it."""
 
 
 class Zygote:
@@ -145,6 +145,11 @@ class Zygote:
         except DeadlineExceeded:
             return
 
+    def check(self) -> None:
+        """Raises InfrastructureFault if it is gone, or somebody has stopped it."""
+        if self._process.poll() is not None or is_stopped(self._process.pid):
+            raise InfrastructureFault("zygote_lost", "it has ended, or was stopped")
+
     def _note_exits(self) -> None:
         while (message := self.connection.pop()) is not None:
             if isinstance(message, Exited):
@@ -170,7 +175,13 @@ class Zygote:
         overdue.allow(timeout_s)
         try:
             while True:
-                message = self.connection.recv(deadline)
+                try:
+                    message = self.connection.recv(min(deadline, time.monotonic() + _LOOK_S))
+                except DeadlineExceeded:
+                    self.check()
+                    if time.monotonic() >= deadline:
+                        raise
+                    continue
                 if isinstance(message, Exited):
                     self.exited = message
                 if isinstance(message, kind):
@@ -212,7 +223,7 @@ class CandidateProcess:
         os.set_blocking(self._output, False)
         self._printed = 0
         self._head = b""
-        self._oom_kills_before = _oom_kills()
+        self._oom_kills_before = oom_kills()
         self._poll = select.poll()
         try:
             zygote.spawn(spawn, theirs, write_end)
@@ -289,7 +300,7 @@ class CandidateProcess:
                 if isinstance(message, Failed):
                     # Never an outcome that would blame the server or the task, and so cost nothing.
                     outcome = message.outcome if message.outcome in _OWN_FAULTS else "protocol_error"
-                    raise SubmissionFailed(outcome, message.message)
+                    raise SubmissionFailed(outcome, message.message, sent_by_somebody(message.signal))
                 raise SubmissionFailed("protocol_error", "The submission's process answered out of turn.")
             remaining = deadline - time.monotonic()
             if remaining <= 0 and time.monotonic() >= self._end:
@@ -351,42 +362,28 @@ class CandidateProcess:
     def _raise_death(self) -> NoReturn:
         deadline = time.monotonic() + 5.0
         while self._zygote.exited is None and time.monotonic() < deadline:
+            overdue.allow(1.0)
             if select.select([self._zygote.connection], [], [], 0.5)[0]:
                 self._zygote.poll_exit()
         exited = self._zygote.exited
         if exited is None:
+            self._zygote.check()
             raise SubmissionFailed("protocol_error", "The submission's process closed its connection to the judge.")
         if exited.unstoppable:
             raise SubmissionFailed(
                 "crashed",
                 "The submission's processes would not stop while the GPU was another's, and were ended.",
             )
-        if exited.signal == signal.SIGKILL and _oom_kills() > self._oom_kills_before:
+        if exited.signal == signal.SIGKILL and oom_kills() > self._oom_kills_before:
             raise SubmissionFailed(
                 "out_of_memory", "The submission's process was ended by the kernel, because the host's memory ran out."
             )
         if exited.signal is not None:
             raise SubmissionFailed(
                 "crashed",
-                f"The submission's process was ended by {_signal_name(exited.signal)}.",
-                exited.signal if exited.signal in _SENT else None,
+                f"The submission's process was ended by {name(exited.signal)}.",
+                sent_by_somebody(exited.signal),
             )
         raise SubmissionFailed(
             "exited", f"The submission ended its own process with exit code {exited.code} before it returned a result."
         )
-
-
-def _oom_kills() -> int:
-    """How many processes the kernel has ended for want of memory since the host was started."""
-    with suppress(OSError), open("/proc/vmstat") as lines:
-        for line in lines:
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"{signal.Signals(number).name} (signal {number})"
-    except ValueError:
-        return f"signal {number}"

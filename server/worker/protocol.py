@@ -9,6 +9,10 @@ from typing import Any
 
 import msgspec
 
+# What every judge takes for itself, and how much of what remains is handed out.
+_JUDGE_BYTES = 1 << 30
+_USABLE = 0.95
+
 # ---------------------------------------------------------------- server <-> judge
 
 
@@ -22,6 +26,11 @@ class DeviceInfo(msgspec.Struct):
     torch: str | None = None
     triton: str | None = None
     sandbox: str = "none"  # the level reached, as level.describe writes it
+
+
+def capacity_bytes(memory_bytes: int, judges: int) -> int:
+    """How much of a device's memory is handed out: all but what each judge takes for itself, and a little more."""
+    return int((memory_bytes - judges * _JUDGE_BYTES) * _USABLE) if memory_bytes else 0
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -139,7 +148,7 @@ class Verdict(msgspec.Struct, tag="verdict"):
     facts: TaskFacts | None = None
     infra_code: str | None = None
     infra_detail: str = ""  # for the log, never for the client
-    signal: int | None = None  # which ended the submission's process, where nothing says who sent it
+    signal: int | None = None  # which ended a process of the submission's, where nothing says who sent it
     judge_unfit: str = ""  # why the judge must be replaced before it scores another, though this verdict stands
     phase_seconds: dict[str, float] = {}
 
@@ -267,6 +276,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
     outcome: str
     message: str
+    signal: int | None = None  # which ended a compiler, or another process that it needed
 
 
 CandidateRequest = Load | Construct | Slots | LoadWeights | Run

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +60,11 @@ class Trial:
 class TaskContext:
     """What stays of a task between evaluations: no tensors, so that thousands of tasks cost no device memory."""
 
-    def __init__(self, request: Evaluate, device: Device) -> None:
+    def __init__(self, request: Evaluate, device: Device, listen: Callable[[], object] = lambda: None) -> None:
+        """Runs the reference once; `listen` is called between its parts, and may raise what ends it."""
         self.task_id = request.task_id
         self._device = device
+        self._listen = listen
         self.module: TaskModule = load_task(request.task_id, request.task_source)
         self.init_spec, init_tensors = tree.flatten(self.module.init_inputs())
         if init_tensors:
@@ -72,8 +75,10 @@ class TaskContext:
         self._measure()
 
     def _measure(self) -> None:
+        self._listen()
         self._device.reset_peak()
         reference = self.construct()
+        self._listen()
         model = reference.model
         self.state = state_schema(model)
         self.eval_mode = self.module.uses_eval_mode
@@ -81,6 +86,7 @@ class TaskContext:
         self.inputs = [layout.layout_of(tensor) for tensor in draw.tensors]
         self.weights = [_entry_layout(entry.shape, entry.dtype) for entry in self.state]
         before = self._random_state()
+        self._listen()
         with FlopCounterMode(display=False) as counter:
             spec, outputs = self.expected(reference, draw, None)
         after = self._random_state()

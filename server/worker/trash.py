@@ -9,6 +9,8 @@ import contextlib
 import shutil
 import subprocess
 
+from server.worker import overdue
+
 _PATIENCE_S = 2.0
 _LIMIT_S = 120.0
 
@@ -49,6 +51,7 @@ class Trash:
     def _wait(self, timeout_s: float) -> None:
         if self._running is None:
             return
+        overdue.allow(timeout_s)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._running.wait(timeout_s)
             self._running = None
