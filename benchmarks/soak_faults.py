@@ -11,43 +11,71 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-from soak_server import COMPILERS, Place, Server, family, processes
+from soak_causes import SIGNALLED, Record
+from soak_server import COMPILERS, LOG_NAME, Place, Server, family, in_work, judge_of, processes
 
 # How long a disk is full, a directory unwritable, a compiler away.
 LASTS_S = 6.0
-# How long until a judge that does not answer must have been replaced.
-NOTICED_S = 60.0
-_FIND_S = 8.0
+# How long the whole server is stopped.
+STOPPED_S = 3.0
+# How long until a judge or a zygote that is lost or does not answer must have been replaced.
+NOTICED_S = 120.0
+# How long to look for a process, and for one that is there only when its submission's turn has come.
+_FIND_S, _FIND_COMPILER_S = 8.0, 120.0
 _BLOCK = b"\0" * (1 << 20)
-NEED_WORKERS = ("judge killed", "zygote killed", "candidate killed", "judge stopped")
-KINDS = (*NEED_WORKERS, "disk full", "cache unwritable", "compiler missing")
-
-Record = dict[str, Any]
+# Each with the signal and the list of `Family` that it goes to.
+_SIGNALS = {
+    "judge killed": (signal.SIGKILL, "judges"),
+    "zygote killed": (signal.SIGKILL, "zygotes"),
+    "zygote stopped": (signal.SIGSTOP, "zygotes"),
+    "candidate killed": (signal.SIGKILL, "candidates"),
+    "compiler killed": (signal.SIGKILL, "compilers"),
+    "judge stopped": (signal.SIGSTOP, "judges"),
+}
+assert set(_SIGNALS) == SIGNALLED
 
 
 class Faults:
     """Injects faults into one server. `records` says which, from when to when (time.time()), and what came of it."""
 
     def __init__(
-        self, server: Server, evaluator: str, seed: int, compilers_idle: Callable[[], Awaitable[None]]
+        self,
+        server: Server,
+        evaluator: str,
+        seed: int,
+        log_bytes: int,
+        compilers_idle: Callable[[], Awaitable[None]],
+        compile_soon: Callable[[], None],
     ) -> None:
         """`compilers_idle` returns once no submission is compiled by g++: whether a compiler was missing is found out
-        right after it was missed, and must still be true then."""
+        right after it was missed, and must still be true then. `compile_soon` has one compiled before long. A log of
+        `log_bytes` is full."""
         self.records: list[Record] = []
         self.skipped: dict[str, str] = {}
         self._server = server
         self._place: Place = server.place
         self._random = random.Random(seed)
+        self._log_bytes = log_bytes
         self._compilers_idle = compilers_idle
+        self._compile_soon = compile_soon
         if evaluator == "mock":
-            self.skipped |= dict.fromkeys((*NEED_WORKERS, "compiler missing"), "the mock evaluator has no workers")
+            self.skipped |= dict.fromkeys((*_SIGNALS, "compiler missing"), "the mock evaluator has no workers")
         if not self._place.limited:
             self.skipped["disk full"] = "a file system of its own cannot be mounted here"
-        self.kinds = [kind for kind in KINDS if kind not in self.skipped]
+        self._others = {
+            "disk full": self._fill_disk,
+            "cache unwritable": self._swap_cache,
+            "log unwritable": self._swap_logs,
+            "compiler missing": self._hide_compilers,
+            "server stopped": self._stop_server,
+        }
+        # In turn, those after which a judge is started again apart from one another as far as may be.
+        every = [kind for pair in zip_longest(_SIGNALS, self._others) for kind in pair if kind is not None]
+        self.kinds = [kind for kind in every if kind not in self.skipped]
 
     def covered(self) -> bool:
         """Whether each kind has been injected."""
@@ -55,47 +83,52 @@ class Faults:
 
     async def inject(self, kind: str) -> None:
         """One fault, until it is over."""
-        record: Record = {"kind": kind, "began": time.time(), "ended": None, "hit": True}
+        record: Record = {"kind": kind, "began": time.time(), "ended": None, "hit": True, "nonces": []}
         self.records.append(record)
         try:
-            if kind in NEED_WORKERS:
+            if kind in _SIGNALS:
                 await self._signal(kind, record)
-            elif kind == "disk full":
-                await self._fill_disk()
-            elif kind == "cache unwritable":
-                await self._swap_cache()
             else:
-                await self._hide_compilers()
+                record["hit"] = await self._others[kind]() is not False
         finally:
             record["ended"] = time.time()
 
     async def _signal(self, kind: str, record: Record) -> None:
-        victim = await self._find(kind.split()[0])
+        number, role = _SIGNALS[kind]
+        victim = await self._find(role)
         record["began"] = time.time()
-        if victim is None:
+        every = processes()
+        judge = judge_of(victim, every) if victim is not None else None
+        if victim is None or judge is None:
             record["hit"] = False
             return
-        started = processes().get(victim)
+        hit = in_work(judge)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGSTOP if kind == "judge stopped" else signal.SIGKILL)
-        if kind != "judge stopped":
+            os.kill(victim, number)
+        if role in ("candidates", "compilers"):
+            record["nonces"] = sorted(hit)
             return
+        # Until it and its judge are replaced: what comes before that is hit as well.
         end = time.monotonic() + NOTICED_S
-        while time.monotonic() < end:
-            now = processes().get(victim)
-            if now is None or started is None or now.started != started.started:
-                return
-            await asyncio.sleep(0.2)
-        record["unnoticed"] = True
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGCONT)
+        lost = [every[pid] for pid in {victim, judge}]
+        while any(one.is_alive() for one in lost):
+            hit |= await asyncio.to_thread(in_work, judge)
+            if time.monotonic() > end:
+                record["unnoticed"] = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGCONT)
+                break
+            await asyncio.sleep(0.1)
+        record["nonces"] = sorted(hit)
 
     async def _find(self, role: str) -> int | None:
-        """A judge, a zygote, or a process that runs a submission; None where there is none for a while."""
-        end = time.monotonic() + _FIND_S
+        """A process of this role; None where there is none for a while."""
+        compiler = role == "compilers"
+        if compiler:
+            self._compile_soon()
+        end = time.monotonic() + (_FIND_COMPILER_S if compiler else _FIND_S)
         while time.monotonic() < end:
-            found = await asyncio.to_thread(family, self._server.pid)
-            pids = {"judge": found.judges, "zygote": found.zygotes, "candidate": found.candidates}[role]
+            pids = getattr(await asyncio.to_thread(family, self._server.pid), role)
             if pids:
                 return self._random.choice(pids)
             await asyncio.sleep(0.05)
@@ -113,15 +146,25 @@ class Faults:
             filler.unlink(missing_ok=True)
 
     async def _swap_cache(self) -> None:
-        """A file in its place: permissions would not keep root from writing."""
-        aside = self._place.cache.with_name("cache-aside")
-        self._place.cache.rename(aside)
-        try:
-            self._place.cache.touch()
+        with _file_in_place_of(self._place.cache):
             await asyncio.sleep(LASTS_S)
+
+    async def _swap_logs(self) -> bool:
+        """Until the log is full and no other can be begun; False where it does not get full."""
+        with _file_in_place_of(self._place.logs) as aside:
+            end = time.monotonic() + NOTICED_S
+            while time.monotonic() < end:
+                if (aside / LOG_NAME).stat().st_size > self._log_bytes:
+                    return True
+                await asyncio.sleep(0.1)
+        return False
+
+    async def _stop_server(self) -> None:
+        os.kill(self._server.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(STOPPED_S)
         finally:
-            self._place.cache.unlink()
-            aside.rename(self._place.cache)
+            os.kill(self._server.pid, signal.SIGCONT)
 
     async def _hide_compilers(self) -> None:
         links = {path: os.readlink(path) for name in COMPILERS if (path := self._place.tools / name).is_symlink()}
@@ -133,6 +176,19 @@ class Faults:
         finally:
             for path, target in links.items():
                 path.symlink_to(target)
+
+
+@contextlib.contextmanager
+def _file_in_place_of(directory: Path) -> Iterator[Path]:
+    """A file where a directory was, which is yielded: permissions would not keep root from writing."""
+    aside = directory.with_name(f"{directory.name}-aside")
+    directory.rename(aside)
+    try:
+        directory.touch()
+        yield aside
+    finally:
+        directory.unlink()
+        aside.rename(directory)
 
 
 def _fill(path: Path) -> None:

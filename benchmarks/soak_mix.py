@@ -113,8 +113,10 @@ class Deck:
         self._cards: list[str] = []
         self.kinds = [name for name, kind in KINDS.items() if evaluator in kind.evaluators]
 
-    def draw(self, without: Collection[str] = ()) -> Submission:
-        """The next submission that is not of a kind of `without`."""
+    def draw(self, without: Collection[str], first: list[str]) -> Submission:
+        """The next submission that is not of a kind of `without`; one of a kind of `first`, whose turn that was."""
+        if first and first[0] not in without:
+            return make(first.pop(0), self._random.choice(TRITON_TASKS), self._evaluator)
         if all(card in without for card in self._cards):
             whole = [name for name in self.kinds for _ in range(KINDS[name].share)]
             self._random.shuffle(whole)

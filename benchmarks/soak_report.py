@@ -10,18 +10,13 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from soak_faults import NEED_WORKERS
+from soak_causes import SIGNALLED, Line, Record, causes, excused
 from soak_mix import KINDS
 
 if TYPE_CHECKING:
-    from soak import Crowd, Entry
+    from soak_crowd import Crowd, Entry
     from soak_faults import Faults
 
-Line = dict[str, Any]
-
-# After a fault: a worker is away while it restarts, on a slow host with others for longer, and the steps that wait for
-# it meet their limits.
-SHADOW_S = 60.0
 FREED_S = 2.0
 # What a process may gain in all; benchmarks/leaks.py measures smaller growth.
 MAY_GROW_MIB = {"server": 96.0, "judges": 256.0, "zygotes": 64.0}
@@ -74,7 +69,27 @@ def account(entries: list[Entry], log: list[Line]) -> tuple[dict[str, int], list
     return dict(counts), odd
 
 
-def misjudged(entry: Entry, mock: bool) -> str | None:
+def explain(entries: list[Entry], log: list[Line], records: list[Record]) -> tuple[dict[str, int], list[str]]:
+    """Of the steps that met a fault of ours or were tried again: how many by which cause, and those without one."""
+    lines = {line.get("code_sha256"): line for line in log if line["event"] == "step"}
+    counts: Counter[str] = Counter()
+    without: list[str] = []
+    for entry in entries:
+        if (line := lines.get(entry.sha256)) is None:
+            continue
+        ended = max(entry.ended or 0.0, datetime.fromisoformat(line["time"]).timestamp())
+        what = line.get("infra_code") or f"{line.get('outcome')} after {line.get('attempts')} attempts"
+        found = causes(entry, line, ended, records)
+        if found is None:
+            without.append(
+                f"{entry.kind} {entry.nonce}: {what}: {line.get('infra_detail') or line.get('feedback')}"[:300]
+            )
+        elif found:
+            counts[f"{what}: {' or '.join(found)}"] += 1
+    return dict(counts), without
+
+
+def misjudged(entry: Entry, mock: bool, records: list[Record]) -> str | None:
     """What is wrong with the reward of an answered step; None for nothing."""
     reward, code = entry.answer["reward"], entry.answer.get("infra_code")
     if reward is None:
@@ -84,7 +99,7 @@ def misjudged(entry: Entry, mock: bool) -> str | None:
     promised = KINDS[entry.kind].reward
     if mock and entry.kind != "syntax error":
         promised = "positive"
-    if promised == "positive" and reward <= 0:
+    if promised == "positive" and reward <= 0 and not excused(entry, entry.ended or entry.sent, records):
         return f"right, and paid {reward}: {entry.answer['outcome']}: {entry.answer['feedback'][:200]}"
     if promised == "zero" and reward != 0:
         return f"to be paid 0, and paid {reward}"
@@ -98,13 +113,9 @@ def summarise(crowd: Crowd, faults: Faults, log: list[Line], result: dict[str, A
     entries, mock = crowd.entries, result["evaluator"] == "mock"
     counts, odd = account(entries, log)
     answered = [entry for entry in entries if entry.state == "answered" and entry.ended is not None]
-    shadows = [(record["began"], (record["ended"] or result["ended"]) + SHADOW_S) for record in faults.records]
-
-    def in_shadow(entry: Entry) -> bool:
-        return any(begin < (entry.ended or 0.0) and entry.sent < end for begin, end in shadows)
-
     seconds = [(entry.ended or 0.0) - entry.sent for entry in answered]
-    wrong = [(entry, why) for entry in answered if (why := misjudged(entry, mock)) is not None]
+    wrong = [(entry, why) for entry in answered if (why := misjudged(entry, mock, faults.records)) is not None]
+    explained, unexplained = explain(entries, log, faults.records)
     retried = Counter(line.get("attempts") for line in log if line["event"] == "step" and line.get("attempts"))
     # Those whose worker was killed or stopped just then wait for another.
     vanished = [entry for entry in entries if entry.state == "vanished" and entry.began]
@@ -116,11 +127,8 @@ def summarise(crowd: Crowd, faults: Faults, log: list[Line], result: dict[str, A
         "submissions": dict(Counter(entry.kind for entry in entries)),
         "outcomes": dict(Counter(f"{entry.kind}: {entry.answer['outcome']}" for entry in answered)),
         "infrastructure": dict(Counter(code for entry in answered if (code := entry.answer.get("infra_code")))),
-        "unexplained": [
-            f"{entry.kind} {entry.answer['infra_code']} {entry.answer['feedback'][:100]}"
-            for entry in answered
-            if entry.answer.get("infra_code") and not in_shadow(entry)
-        ],
+        "causes": explained,
+        "unexplained": unexplained,
         "misjudged": [f"{entry.kind} {entry.nonce}: {why}" for entry, why in wrong],
         "attempts": {str(number): count for number, count in sorted(retried.items())},
         "faults": dict(Counter(record["kind"] for record in faults.records if record["hit"])),
@@ -144,7 +152,7 @@ def _struck(entry: Entry, faults: Faults) -> bool:
     """Whether one of the server's processes was killed or stopped in the moments around a client's end."""
     assert entry.ended is not None
     return any(
-        record["kind"] in NEED_WORKERS
+        (record["kind"] in SIGNALLED or record["kind"] == "server stopped")
         and record["began"] - FREED_S < entry.ended < (record["ended"] or entry.ended) + FREED_S
         for record in faults.records
     )
@@ -203,14 +211,16 @@ def checks(result: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[tuple[str, Any]] = [
         ("every step is accounted for exactly once, and its answer is its own", summary["odd"]),
         ("nothing right is paid 0, nothing wrong is paid more", summary["misjudged"]),
-        ("no fault of ours without one that was injected", summary["unexplained"]),
+        ("every fault of ours, and every second attempt, has a cause that was injected", summary["unexplained"]),
         ("no session was lost", summary["broken sessions"]),
         ("no step hung", result["sessions that did not end"]),
         ("every kind of submission and of fault came up", missing),
-        ("a judge that stops answering is replaced", summary["unnoticed"]),
+        ("a judge or a zygote that is lost or stops answering is replaced", summary["unnoticed"]),
         (f"a client that vanishes gives its worker back within {FREED_S:.0f} s", slow or vanished["not ended"]),
         ("clients that freeze are given up", [one for one in summary["frozen"]["reaped"] if not one]),
         ("nothing leaks", result["leaks"]),
+        ("every session slot can be had again", result["slots that cannot be had"]),
+        ("no line of the log is lost", result["after"].get("log_lines_dropped")),
         ("every worker works at the end", [worker for worker in workers if worker["state"] != "idle"]),
         ("SIGTERM ends the server in time, and leaves nothing", stop if ended_badly else None),
     ]
@@ -222,7 +232,7 @@ def report(result: dict[str, Any]) -> int:
     summary = result["summary"]
     lasted = result["ended"] - result["began"]
     print(f"\n{summary['steps']} steps in {lasted:.0f} s, {result['sessions']} sessions, {result['evaluator']}")
-    for title in ("accounted", "submissions", "outcomes", "infrastructure", "attempts", "faults", "skipped"):
+    for title in ("accounted", "submissions", "outcomes", "infrastructure", "attempts", "causes", "faults", "skipped"):
         print(f"\n{title}")
         for name, count in sorted(summary[title].items()):
             print(f"  {name:40} {count}")

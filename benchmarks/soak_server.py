@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,12 +24,24 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from server.eval_log import numbered  # noqa: E402
+
 START_S = 300.0
 # uvicorn's grace for running steps and a hung judge's end; a server that ends well takes a second or two.
 STOP_S = 60.0
 # Of TMPDIR. On a GPU host nvcc's precompiled headers are made there.
 TMPDIR_BYTES = {"cpu": 256 << 20, "mock": 256 << 20, "gpu": 2 << 30}
 COMPILERS = ("c++", "g++", "cc", "gcc", "clang", "clang++")
+# The processes of a compilation, by the names that the kernel shows.
+_COMPILING = frozenset(
+    {*COMPILERS, "ninja", "cc1plus", "as", "ld", "collect2", "nvcc", "cudafe++", "cicc", "ptxas", "fatbinary"}
+)
+LOG_NAME = "log.jsonl"
+# Where in a judge's command its directory stands, and what a submission's first line is.
+_BASE = 5
+_NONCE = re.compile("^# ([0-9a-f]{32})$")
 
 
 # ---------------------------------------------------------------- directories
@@ -35,12 +49,13 @@ COMPILERS = ("c++", "g++", "cc", "gcc", "clang", "clang++")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a server reads and writes. `tools` is all of its PATH; `limited` says that `temporary` can be filled."""
+    """Where a server reads and writes. `tools` is all of its PATH; `limited` says that `temporary` can be filled;
+    `logs` is the directory of its log."""
 
     temporary: Path
     cache: Path
     tools: Path
-    log: Path
+    logs: Path
     output: Path
     limited: bool
 
@@ -51,8 +66,14 @@ class Place:
             "PATH": str(self.tools),
             "TMPDIR": str(self.temporary),
             "KERNEL_ENV_CACHE_DIR": str(self.cache),
-            "KERNEL_ENV_EVAL_LOG": str(self.log),
+            "KERNEL_ENV_EVAL_LOG": str(self.logs / LOG_NAME),
         }
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The log, over all of its files."""
+        path = self.logs / LOG_NAME
+        files = [*(file for _, file in numbered(path)), path]
+        return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 @contextlib.contextmanager
@@ -66,11 +87,12 @@ def place(out: Path, evaluator: str) -> Iterator[Place]:
         _link_tools(root / "tools")
         limited = _mount(root / "tmp", TMPDIR_BYTES[evaluator])
         (root / "tmp").chmod(0o755)
-        log, output = out / "soak_log.jsonl", out / "soak_server.log"
-        for path in (log, output):
-            path.write_bytes(b"")
+        logs, output = out / "soak_log", out / "soak_server.log"
+        shutil.rmtree(logs, ignore_errors=True)
+        logs.mkdir()
+        output.write_bytes(b"")
         try:
-            yield Place(root / "tmp", root / "cache", root / "tools", log, output, limited)
+            yield Place(root / "tmp", root / "cache", root / "tools", logs, output, limited)
         finally:
             if limited:
                 subprocess.run(["umount", "--lazy", str(root / "tmp")], capture_output=True)
@@ -104,19 +126,25 @@ class Process:
     parent: int
     session: int
     started: str
-    state: str
+
+    def is_alive(self) -> bool:
+        """Whether it still runs, and is no zombie."""
+        now = _process(self.pid)
+        return now is not None and now.started == self.started
 
 
 def processes() -> dict[int, Process]:
     """Every process of this host that is not a zombie."""
-    found: dict[int, Process] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = path.read_text().rpartition(")")[2].split()
-            pid = int(path.parent.name)
-            if fields[0] not in "ZX":
-                found[pid] = Process(pid, int(fields[1]), int(fields[3]), fields[19], fields[0])
-    return found
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return {pid: process for pid in pids if (process := _process(pid)) is not None}
+
+
+def _process(pid: int) -> Process | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if fields[0] not in "ZX":
+            return Process(pid, int(fields[1]), int(fields[3]), fields[19])
+    return None
 
 
 def below(root: int, every: dict[int, Process]) -> list[Process]:
@@ -142,6 +170,12 @@ def _words(pid: int) -> list[bytes]:
     return []
 
 
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
 @dataclass
 class Family:
     """The processes below a server. `strangers` are those that no idle server has."""
@@ -149,6 +183,7 @@ class Family:
     judges: list[int] = field(default_factory=list)
     zygotes: list[int] = field(default_factory=list)
     candidates: list[int] = field(default_factory=list)
+    compilers: list[int] = field(default_factory=list)
     strangers: list[int] = field(default_factory=list)
 
 
@@ -156,6 +191,7 @@ def family(server: int) -> Family:
     """Look at the processes below a server."""
     every, found = processes(), Family()
     helpers: set[int] = set()
+    inside: set[int] = set()
     for process in below(server, every):
         words = _words(process.pid)
         if process.parent == server and b"server.worker.judge" in words:
@@ -164,11 +200,38 @@ def family(server: int) -> Family:
             found.zygotes.append(process.pid)
         elif b"server.worker.extension_build" in words or process.parent in helpers:
             helpers.add(process.pid)  # prepares compilation in the background
+        elif process.parent in inside:
+            inside.add(process.pid)
+            found.strangers.append(process.pid)
+            if _name(process.pid) in _COMPILING:
+                found.compilers.append(process.pid)
         elif process.session == process.pid:
+            inside.add(process.pid)
             found.candidates.append(process.pid)
         elif process.parent not in found.zygotes:  # a zygote has the init of the next submission's namespace
             found.strangers.append(process.pid)
     found.strangers += found.candidates
+    return found
+
+
+def judge_of(pid: int, every: dict[int, Process]) -> int | None:
+    """The judge that a process is, or is below."""
+    while (process := every.get(pid)) is not None and b"server.worker.judge" not in _words(pid):
+        pid = process.parent
+    return pid if process is not None else None
+
+
+def in_work(judge: int) -> set[str]:
+    """The nonce of the submission that a judge runs, which lies in its directory; of the one before, perhaps, too.
+
+    None where it runs a task's reference, or no process at all.
+    """
+    words, found = _words(judge), set()
+    runs = any(process.session == process.pid for process in below(judge, processes()))
+    if runs and len(words) > _BASE:
+        for path in Path(os.fsdecode(words[_BASE])).glob("eval-*/submission.py"):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                found |= set(_NONCE.findall(path.read_text(encoding="utf-8").partition("\n")[0]))
     return found
 
 
@@ -287,8 +350,7 @@ def _alive(tree: list[Process]) -> list[Process]:
     """Which of them still live, after a moment for those that are just ending."""
     end = time.monotonic() + 5.0
     while True:
-        now = processes()
-        left = [one for one in tree if one.pid in now and now[one.pid].started == one.started]
+        left = [one for one in tree if one.is_alive()]
         if not left or time.monotonic() > end:
             return left
         time.sleep(0.1)
