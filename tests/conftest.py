@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +19,9 @@ from server.evaluator import EvalResult, Evaluator
 from server.mock_evaluator import MockEvaluator
 from server.settings import Settings
 from server.worker.protocol import DeviceInfo, Evaluate
+
+if TYPE_CHECKING:
+    from kernel_env.client import KernelEnv
 
 TABLE = "a row of the table "
 """A test's property of this name and a table's is the row (what came of it, text) that is printed at the end."""
@@ -81,16 +85,15 @@ def make_settings(**values: Any) -> Settings:
 
 
 @contextlib.contextmanager
-def serve(settings: Settings, evaluator: Evaluator | None = None) -> Iterator[str]:
-    """The real app behind uvicorn, on a thread and a free port; yields its URL."""
+def serve(settings: Settings, evaluator: Evaluator | None = None, **options: Any) -> Iterator[str]:
+    """The real app behind uvicorn, on a thread and a free port; yields its URL. `options` are uvicorn's."""
     import uvicorn
 
     from server.app import WS_MAX_BYTES, WS_PING_TIMEOUT_S, build_app
 
     app = build_app(settings, evaluator)
-    config = uvicorn.Config(
-        app, lifespan="on", log_level="warning", ws_max_size=WS_MAX_BYTES, ws_ping_timeout=WS_PING_TIMEOUT_S
-    )
+    options = {"ws_max_size": WS_MAX_BYTES, "ws_ping_timeout": WS_PING_TIMEOUT_S, **options}
+    config = uvicorn.Config(app, lifespan="on", log_level="warning", **options)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:  # connections wait in its backlog until uvicorn is up
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -101,6 +104,22 @@ def serve(settings: Settings, evaluator: Evaluator | None = None) -> Iterator[st
             server.should_exit = True
             thread.join(WAIT_S)
             assert not thread.is_alive(), "the server did not stop"
+
+
+async def connect_when_free(url: str) -> KernelEnv:
+    """A session, as soon as the server has a slot; gives up after WAIT_S."""
+    from kernel_env.client import KernelEnv
+    from kernel_env.errors import CapacityReached
+
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        client = KernelEnv(url)
+        try:
+            await client.connect()
+            return client
+        except CapacityReached:
+            if time.monotonic() > deadline:
+                raise
 
 
 @pytest.fixture(autouse=True)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import WAIT_S
+from conftest import WAIT_S, connect_when_free, make_settings, serve
 
-from kernel_env.models import InfraCode
+from kernel_env.client import KernelEnv
+from kernel_env.models import InfraCode, KernelAction, Outcome
 from server.evaluator import EvalResult
 from tests.cpu_pool import NEEDS_CPU_EVALUATOR, Pool, _stat, descendants, open_pool, request_for, until
-from tests.cpu_submissions import GOOD, softmax
+from tests.cpu_submissions import GOOD, TASK, softmax
 
 pytestmark = NEEDS_CPU_EVALUATOR
 
@@ -142,6 +145,55 @@ def test_a_cancelled_step_gives_the_device_back(pool: Pool, who: str) -> None:
 
     assert asyncio.run(scenario()).verdict.outcome == "scored"
     until(lambda: set(pool.evaluator._workers[0]._lease.holders().values()) == {"out"})
+
+
+class Shared:
+    """The pool's evaluator for a server that neither starts nor ends it."""
+
+    name = "cpu"
+
+    def __init__(self, pool: Pool) -> None:
+        self.device, self.evaluate, self.status = pool.evaluator.device, pool.evaluator.evaluate, pool.evaluator.status
+
+    def start(self) -> None:
+        """It runs."""
+
+    def close(self) -> None:
+        """It goes on."""
+
+
+def test_a_client_that_vanishes_while_its_submission_is_timed_gives_back_its_slot_and_the_device(
+    pool: Pool, tmp_path: Path
+) -> None:
+    """Long before any limit that would end it: what it waits for is that somebody misses its client."""
+    forever = softmax(top="CALLS = []", forward=f"CALLS.append(0)\nif len(CALLS) == 5:\n    time.sleep({20 * WAIT_S})")
+
+    async def scenario(url: str) -> None:
+        client = KernelEnv(url)
+        await client.reset(task_id=TASK, step_deadline_s=10 * WAIT_S)
+        step = asyncio.ensure_future(client.step(KernelAction(code=forever)))
+        await asyncio.to_thread(until, lambda: timing(pool) is not None)
+        assert client._ws is not None
+        client._ws.transport.abort()
+        await asyncio.wait({step})
+        await asyncio.to_thread(until, lambda: set(pool.evaluator._workers[0]._lease.holders().values()) == {"out"})
+        await client.close()
+        client = await connect_when_free(url)
+        await client.reset(task_id=TASK)
+        assert (await client.step(KernelAction(code=GOOD))).observation.outcome is Outcome.SCORED
+        await client.close()
+
+    log = tmp_path / "log.jsonl"
+    settings = make_settings(
+        evaluator="cpu", trials=2, timed_runs=3, run_timeout_s=10 * WAIT_S, max_sessions=1, eval_log=log
+    )
+    with serve(settings, Shared(pool)) as url:
+        asyncio.run(scenario(url))
+    steps = [event for event in map(json.loads, log.read_text().splitlines()) if event["event"] == "step"]
+    assert [(event["outcome"], event["infra_code"]) for event in steps] == [
+        ("infrastructure", "cancelled"),
+        ("scored", None),
+    ]
 
 
 def test_a_deadline_that_ends_in_a_pause_is_ours(pool: Pool) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import WAIT_S, ScriptedEvaluator, as_mock, make_settings, never, serve
+from conftest import WAIT_S, ScriptedEvaluator, as_mock, connect_when_free, make_settings, never, serve
 
 from kernel_env import demo_kernels
 from kernel_env.client import KernelEnv
@@ -25,19 +24,6 @@ from server.worker.protocol import DeviceInfo, Evaluate, Verdict
 
 TASK = "level1/23_Softmax"
 GOOD = KernelAction(code=demo_kernels.GOOD)
-
-
-async def connect_when_free(url: str) -> KernelEnv:
-    """A session, as soon as the server has a slot; gives up after WAIT_S."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        client = KernelEnv(url)
-        try:
-            await client.connect()
-            return client
-        except CapacityReached:
-            if time.monotonic() > deadline:
-                raise
 
 
 # ---------------------------------------------------------------- faults of ours
