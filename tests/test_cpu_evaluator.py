@@ -150,4 +150,4 @@ def test_a_cpp_error_is_shown(env: SyncEnvClient[Any, Any, Any]) -> None:
     env.reset(task_id="level1/19_ReLU", language="cuda")
     observation = env.step(KernelAction(code=BROKEN_CPP)).observation
     assert (observation.stage, observation.outcome) == (Stage.COMPILE, Outcome.COMPILE_ERROR)
-    assert "error:" in observation.feedback and "‘torch’" in observation.feedback
+    assert "error:" in observation.feedback and "‘uintptr_t’" in observation.feedback
