@@ -247,6 +247,7 @@ def test_a_missing_compiler_is_looked_for_twice_and_keeps_the_worker(monkeypatch
         for _ in range(RETIRE_AFTER):
             found = lacking.score(BROKEN_CPP, "level1/19_ReLU", language="cuda")
             assert (found.verdict.infra_code, found.attempts) == (InfraCode.COMPILER_MISSING, 2)
+            assert "c++" in found.verdict.infra_detail
         assert lacking.score(GOOD).verdict.outcome == "scored"
         assert lacking.judge_pid() == judge
         assert lacking.evaluator.status()["workers"][0]["faults"] == 0
