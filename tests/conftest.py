@@ -29,6 +29,20 @@ TABLE = "a row of the table "
 WAIT_S = 60.0
 """How long a test waits for something that must happen; only a failing test takes as long."""
 
+LONGEST_FIRST = (
+    "test_faults_matrix.py",
+    "test_soak.py",
+    "test_pool.py",
+    "test_attacks.py",
+    "test_pool_sharing.py",
+    "test_honest.py",
+    "test_sandbox_limits.py",
+    "test_sandbox_reach.py",
+    "test_sandbox.py",
+    "test_cpu_tasks.py",
+)
+"""Files that take a minute or more. Begun last, one of them would run alone at the end, beside idle processes."""
+
 
 @dataclass
 class ScriptedEvaluator:
@@ -146,6 +160,12 @@ def mock_server(log_path: Path) -> Iterator[str]:
     """One server for a module: mock evaluator, built-in tasks, two turns an episode."""
     with serve(make_settings(max_turns=2, max_sessions=16, eval_log=log_path)) as url:
         yield url
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long files first; a process that is free takes the next file."""
+    ranks = {name: rank for rank, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
