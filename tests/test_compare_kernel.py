@@ -38,7 +38,9 @@ SIZES = (1, 5, 127, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 17)
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_the_kernels_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{Path(__file__)}::TestKernels"]
+    # In that one process, not in others that pytest would start below it.
+    options = ["-n", "0", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, f"{Path(__file__)}::TestKernels"]
     done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
