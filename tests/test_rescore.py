@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ScriptedEvaluator, as_mock, make_settings
+from conftest import WAIT_S, ScriptedEvaluator, as_mock, make_settings
 
 from kernel_env import cli, demo_kernels
 from kernel_env.models import KernelAction
@@ -309,23 +311,38 @@ def test_a_server_follows_the_rotation_of_another(tmp_path: Path) -> None:
     assert [event["number"] for event in read(path, Reading())] == [4, 5]
 
 
-def _write_many(path: str, writer: int, count: int) -> None:
-    log = EvalLog(Path(path), io.StringIO(), max_bytes=2000)
-    for number in range(count):
-        log.write("step", writer=writer, number=number, pad="x" * 200)
-    log.close()
-    assert log.dropped == 0
+# A process of its own that imports little, and begins when it is told to.
+_WRITER = """
+import io, sys
+from pathlib import Path
+from server.eval_log import EvalLog
+path, writer, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+log = EvalLog(Path(path), io.StringIO(), max_bytes=2000)
+sys.stdin.readline()
+for number in range(count):
+    log.write("step", writer=writer, number=number, pad="x" * 200)
+log.close()
+assert log.dropped == 0
+"""
 
 
 def test_several_servers_may_rotate_one_log(tmp_path: Path) -> None:
-    path, count = tmp_path / "log", 100
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write_many, args=(str(path), writer, count)) for writer in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    path, count = tmp_path / "log", 300
+    with contextlib.ExitStack() as running:
+        writers = [
+            running.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", _WRITER, str(path), str(writer), str(count)],
+                    stdin=subprocess.PIPE,
+                    cwd=Path(__file__).parents[1],
+                )
+            )
+            for writer in range(3)
+        ]
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.close()
+        assert [writer.wait(WAIT_S) for writer in writers] == [0, 0, 0]
     reading = Reading()
     events = [event for file in files(path) for event in read(file, reading)]
     assert (len(events), reading.torn) == (3 * count, 0)
