@@ -159,7 +159,7 @@ class Zygote:
         """Close the connection, on which the zygote ends its children and itself."""
         self.connection.close()
         try:
-            self._process.wait(_KILL_TIMEOUT_S)
+            self._process.wait(0 if is_stopped(self._process.pid) else _KILL_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
