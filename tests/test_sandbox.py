@@ -163,9 +163,9 @@ for directory in ("/tmp", "/var/tmp", "/dev/shm"):
 VIEW = """
 import ctypes, json, os, sys
 from server.worker.view import View
-seen, hidden, shown, work = json.loads(sys.argv[1])
+seen, hidden, shown, work, *optional = json.loads(sys.argv[1])
 assert ctypes.CDLL(None).unshare(0x00020000) == 0
-View(tuple(hidden), tuple(shown)).mount(work, 1 << 26, fresh_proc=False)
+View(tuple(hidden), tuple(shown), tuple(optional)).mount(work, 1 << 26, fresh_proc=False)
 print(json.dumps([path for path in seen if os.path.exists(path)]))
 """
 
@@ -190,6 +190,24 @@ def test_a_view_shows_the_environment_inside_the_project_and_hides_the_package_i
     readable = view.View(tuple(hidden), tuple(shown)).readable()
     assert [path for path in wanted + secret if any(path.startswith(f"{root}/") for root in readable)] == wanted
     assert not {str(project / "link"), str(packages / "link")} & set(readable)
+
+
+@pytest.mark.parametrize("optional", [True, False])
+def test_a_view_does_without_the_compilers_kit_where_its_cache_is_gone_and_without_nothing_else(tmp_path, optional):
+    start(FULL)  # skips where there are no mount namespaces
+    for name in ("cache", "hidden", "work"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "hidden" / "file").touch()
+    kit = str(tmp_path / "cache" / "kit")
+    (tmp_path / "cache").rmdir()
+    (tmp_path / "cache").touch()
+    seen, hidden = [str(tmp_path / "hidden" / "file")], [str(tmp_path / "hidden")]
+    arguments = json.dumps([seen, hidden, [kit], str(tmp_path / "work"), *([kit] if optional else [])])
+    done = subprocess.run([sys.executable, "-c", VIEW, arguments], cwd=ROOT, capture_output=True, text=True)
+    if optional:
+        assert json.loads(done.stdout) == [], done.stderr
+    else:
+        assert "NotADirectoryError" in done.stderr
 
 
 def test_the_runtime_is_what_was_imported_and_not_where_the_server_was_started(monkeypatch, tmp_path):

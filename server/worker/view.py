@@ -100,6 +100,8 @@ class View:
 
     hidden: tuple[str, ...]
     shown: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    """Of the shown, what may go away: the compilers' kit, with the cache that it lies in."""
     unreachable: tuple[str, ...] = ()
     """Parts of Python that another user reaches only when they are mounted: they lie below a closed directory."""
 
@@ -123,7 +125,9 @@ class View:
                 hidden.add(home)
         hidden -= runtime
         shown = {path for path in runtime if any(_below(path, directory) for directory in hidden)}
-        return cls(tuple(sorted(hidden)), tuple(sorted(shown)), tuple(sorted(unreachable)))
+        kit = os.path.realpath(os.environ.get("KERNEL_ENV_EXTENSION_KIT") or "/")
+        optional = (kit,) if kit in shown else ()
+        return cls(tuple(sorted(hidden)), tuple(sorted(shown)), optional, tuple(sorted(unreachable)))
 
     def readable(self, without: Iterable[str] = ()) -> list[str]:
         """The largest directories and files that are not hidden, for a host without mount namespaces. The files
@@ -162,7 +166,13 @@ class View:
             _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
         # Opened before anything is covered: a path below /tmp is found only now.
         work = os.open(workdir, os.O_PATH | os.O_CLOEXEC)
-        handles = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in self.shown}
+        handles = {}
+        for path in self.shown:
+            try:
+                handles[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                if path not in self.optional:
+                    raise
         os.umask(0o022)
         private = {path for path in self.hidden if path != WORKDIR and _is_sticky(path)}
         share = memory_bytes // max(1, len(private))

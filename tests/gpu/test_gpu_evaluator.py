@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,3 +142,14 @@ def test_the_candidate_is_not_root_and_has_its_gpu(pool: PoolEvaluator) -> None:
     verdict = evaluate(pool, RELU, code).verdict
     assert "cuda=True" in verdict.feedback
     assert "uid=0 " not in verdict.feedback or (pool.device is not None and "same-uid" in pool.device.sandbox)
+
+
+def test_memory_that_another_program_holds_is_not_the_submissions_fault(pool: PoolEvaluator) -> None:
+    code = relu(forward="keep = torch.empty(free, dtype=torch.uint8, device='cuda')").replace("free", str(60 << 30))
+    hog = "import torch; held = torch.empty(100 << 30, dtype=torch.uint8, device='cuda'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hog], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"\n"
+        found = evaluate(pool, RELU, code)
+        other.communicate(b"\n", 60.0)
+    assert (found.verdict.infra_code, found.attempts) == ("judge_out_of_memory", 2), found.verdict
+    assert evaluate(pool, RELU, code).verdict.outcome == "scored"
