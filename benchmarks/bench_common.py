@@ -31,8 +31,8 @@ Check = dict[str, Any]
 DEADLINE_S = 240.0
 FEEDBACK_CHARS = 300
 _VERDICT = (
-    "stage outcome infra_code t_ref_ms t_new_ms t_new_spread timed_runs timing_method t_event_ms t_wall_ms "
-    "t_tolerance_ms phase_seconds"
+    "stage outcome infra_code t_ref_ms t_new_ms t_new_spread t_new_interval_ms timed_runs timing_method t_event_ms "
+    "t_wall_ms t_tolerance_ms phase_seconds"
 ).split()
 
 

@@ -22,8 +22,8 @@ from kernel_env.errors import KernelEnvError
 from kernel_env.models import KernelAction, KernelObservation
 
 # Steps in work for each worker: the rest of the sessions are open and wait for their turn, as a trainer's do while the
-# model writes.
-STEPS_PER_WORKER = 4
+# model writes. On a GPU its eight judges share one device, and at the end all that was begun has to end.
+STEPS_PER_WORKER = {"cpu": 4, "gpu": 2}
 # How long a session of an evaluator without workers waits between two steps, on average.
 THINK_S = 10.0
 CONNECTING_AT_ONCE = 32
@@ -70,7 +70,7 @@ class Crowd:
         self._deck = Deck(evaluator, seed)
         self._random = random.Random(seed)
         workers = len(server.first_status["workers"])
-        self._turns = asyncio.Semaphore(STEPS_PER_WORKER * workers if workers else sessions)
+        self._turns = asyncio.Semaphore(STEPS_PER_WORKER[evaluator] * workers if workers else sessions)
         self._think_s = 0.0 if workers else THINK_S
         self._connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
 

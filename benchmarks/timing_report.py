@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy
 from bench_common import Check, Row
 
-from server.worker.timing import CONFIDENCE, median_interval
+from server.worker.timing import CONFIDENCE
 
 SELF, BENCH, LOAD = "self", "do_bench", "load"
 QUIET, LOADED = "quiet", "loaded"
@@ -58,7 +58,7 @@ def self_test(task_id: str, rows: list[Row]) -> SelfTest:
     t_ref_ms = statistics.median(row["t_ref_ms"] for row in rows)
     queued_ms = statistics.median(value for row in rows for value in row["queued_ms"])
     truth_ms = statistics.median(value for row in rows for value in row["events_ms"])
-    found = [interval for row in rows if (interval := median_interval(row["events_ms"])) is not None]
+    found = [row["t_new_interval_ms"] for row in rows if row["t_new_interval_ms"] is not None]
     times_ms = [row["t_new_ms"] for row in rows]
     return SelfTest(
         task_id,
