@@ -62,6 +62,18 @@ def test_a_record_grows_stale(tmp_path: Path) -> None:
     assert cache(tmp_path).get("task", 20) == record(2.0)
 
 
+@pytest.mark.parametrize(("spread", "lasts_s"), [(0.01, 7 * 24 * 3600), (0.5, 3600)])
+def test_a_record_grows_stale_also_in_a_process_that_runs_for_weeks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spread: float, lasts_s: int
+) -> None:
+    mine = cache(tmp_path)
+    mine.add("task", 20, record(spread=spread))
+    began = baselines.time.time()
+    for after_s, known in ((lasts_s - 60, True), (lasts_s + 60, False)):
+        monkeypatch.setattr(baselines.time, "time", lambda after_s=after_s: began + after_s)
+        assert (mine.get("task", 20) is not None) is known
+
+
 def test_a_disturbed_measurement_is_not_kept_for_others(tmp_path: Path) -> None:
     mine = cache(tmp_path)
     mine.add("task", 20, record(spread=0.5))

@@ -21,6 +21,8 @@ MAX_RECORDS = 10_000
 # Raise it when the way of measuring changes: older records are not found any more.
 _FORMAT = 1
 _MAX_AGE_S = 7 * 24 * 3600.0
+# Of one that was disturbed, or measured at low clocks.
+_MAX_DISTURBED_AGE_S = 3600.0
 # (p90 - p10) / median above which a time was disturbed, or the task is launch-bound: not kept beyond this process.
 _MAX_SPREAD = 0.1
 
@@ -54,39 +56,46 @@ class BaselineCache:
         facts = (_FORMAT, device_id, device.name, device.driver, device.torch, device.triton)
         self._device = "\0".join(map(str, facts))
         self._directory = directory
-        self._known: dict[str, Record] = {}
+        self._known: dict[str, tuple[float, Record]] = {}
+        """With the time until which it counts: a server may run for weeks."""
 
     def get(self, task: str, timed_runs: int) -> Record | None:
         """The record of a task (by its key), None when it was not measured here or long ago."""
         name = self._name(task, timed_runs)
-        if name not in self._known and (record := self._read(name)) is not None:
-            self._known[name] = record
-        return self._known.get(name)
+        known = self._known.get(name)
+        if known is None or time.time() > known[0]:
+            self._known.pop(name, None)
+            if (known := self._read(name)) is None:
+                return None
+            self._known[name] = known
+        return known[1]
 
     def add(self, task: str, timed_runs: int, record: Record) -> Record:
         """Keep a record; the one to use, which is another judge's if that came first."""
         name = self._name(task, timed_runs)
         if len(self._known) >= MAX_RECORDS:
             self._known.clear()
+        known = time.time() + _MAX_DISTURBED_AGE_S, record
         if record.spread <= _MAX_SPREAD and not record.throttled:
             with contextlib.suppress(OSError):
                 self._write(name, record)
-            record = self._read(name) or record
-        self._known[name] = record
-        return record
+            known = self._read(name) or (time.time() + _MAX_AGE_S, record)
+        self._known[name] = known
+        return known[1]
 
     def _name(self, task: str, timed_runs: int) -> str:
         return hashlib.sha256(f"{self._device}\0{task}\0{timed_runs}".encode()).hexdigest() + ".json"
 
-    def _read(self, name: str) -> Record | None:
+    def _read(self, name: str) -> tuple[float, Record] | None:
         if self._directory is None:
             return None
         path = self._directory / name
         try:
-            if time.time() - path.stat().st_mtime > _MAX_AGE_S:
+            until = path.stat().st_mtime + _MAX_AGE_S
+            if time.time() > until:
                 path.unlink(missing_ok=True)
                 return None
-            return msgspec.json.decode(path.read_bytes(), type=Record)
+            return until, msgspec.json.decode(path.read_bytes(), type=Record)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
