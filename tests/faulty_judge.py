@@ -20,9 +20,6 @@ _ERRORS = {
     "crowded": _SHORT,
     "does not fit": _SHORT,
     "reference: disk": OSError(errno.ENOSPC, "for the test"),
-    "reference: files": OSError(errno.EMFILE, "for the test"),
-    "reference: memory": MemoryError("for the test"),
-    "reference: library": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
     "reference: broken": ValueError(f"for the test, in {os.getcwd()} and {sys.prefix}"),
 }
 

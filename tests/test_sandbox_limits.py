@@ -158,7 +158,7 @@ def test_one_that_fills_memory_is_ended_and_nobody_else():
 @pytest.mark.parametrize(("kills", "outcome"), [([3, 3], "crashed"), ([3, 4], "out_of_memory")])
 def test_sigkill_is_its_own_doing_and_out_of_memory_where_the_kernel_was_short_of_it(kind, kills, outcome, monkeypatch):
     host = start(kind)
-    monkeypatch.setattr(process, "_oom_kills", iter(kills).__next__)
+    monkeypatch.setattr(process, "oom_kills", iter(kills).__next__)
     failure = failure_of(host, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     assert failure.outcome == outcome
 

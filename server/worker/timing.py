@@ -60,8 +60,9 @@ MIN_EVENT_MS = 1e-3
 # within 0.012 ms. With two streams the device sometimes stays with the submission's process for a time slice of 2 ms
 # after the work has ended: two evaluations of sixteen then came to ten times the kernel's time. The CPU evaluator's
 # clock is the host's, and shares its cores.
-# Of 383 evaluations of 38 kernels there, ten processes each, 95 % lay within 0.33 % of their kernel's median.
-AGREEMENT = {"cuda": Agreement(0.004, 0.008, 0.004, 0.5, 0.004), "cpu": Agreement(0.10, 1.0, 0.10, between=0.05)}
+# Of 610 evaluations of 61 kernels there, ten processes each, 95 % lay within 1 % of their kernel's median; 90 % within
+# 0.43 %, and nearly all others were of matrix products of levels 2 and 3, under which the clocks move.
+AGREEMENT = {"cuda": Agreement(0.004, 0.008, 0.004, 0.5, 0.01), "cpu": Agreement(0.10, 1.0, 0.10, between=0.05)}
 # Of the tolerance: what an event time may lie below the judge's at no cost. No honest kernel needed more.
 FREE = 0.5
 
