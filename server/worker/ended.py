@@ -10,6 +10,7 @@ import contextlib
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
 
 # A process comes to these only where somebody sends them: itself, or an operator, or what watches the host.
 _SENT = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -31,10 +32,7 @@ _SILENT = re.compile(r"FAILED: .*\n.*\n(?:(?:Killed|Terminated|Hangup)\n)?ninja:
 
 def ended_by(error: BaseException) -> int | None:
     """The signal by which a process ended whose end made `error`, or an error that led to it; None where none shows."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
+    for link in causes(error):
         if isinstance(link, subprocess.CalledProcessError) and (number := _of_status(link.returncode)) is not None:
             return number
         if _SILENT.search(str(link)) is not None:
@@ -42,8 +40,17 @@ def ended_by(error: BaseException) -> int | None:
         for pattern in _PATTERNS:
             if (found := pattern.search(str(link))) is not None:
                 return _number(found.group(1))
-        link = link.__cause__ or link.__context__
     return None
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from or while handling, and so on."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
 def sent_by_somebody(number: int | None) -> int | None:

@@ -6,10 +6,10 @@ Runs in the judge. Touches nothing.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 
 import torch
 
+from server.worker.ended import causes
 from server.worker.vmm import CUDA_OUT_OF_MEMORY, CudaDriverError
 
 _OUT_OF_MEMORY = "judge_out_of_memory"
@@ -34,16 +34,6 @@ def is_device_out_of_memory(error: BaseException) -> bool:
 def shortage(error: BaseException) -> str | None:
     """The kernel_env.models.InfraCode of what was short or broken; None where the error says nothing of the host."""
     return next((code for link in causes(error) if (code := _of(link)) is not None), None)
-
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and so on."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__
 
 
 def _of(error: BaseException) -> str | None:

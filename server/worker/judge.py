@@ -28,6 +28,7 @@ from server.worker.baselines import BaselineCache, Record
 from server.worker.calls import Host, Progress, TaskUnscorable
 from server.worker.connection import Connection, PeerClosed
 from server.worker.device import Device, create_device
+from server.worker.ended import causes
 from server.worker.evaluation import (
     Baseline,
     Score,
@@ -36,7 +37,7 @@ from server.worker.evaluation import (
     measure_baseline,
 )
 from server.worker.extension_kit import Kit
-from server.worker.faults import causes, is_device_out_of_memory, shortage
+from server.worker.faults import is_device_out_of_memory, shortage
 from server.worker.guard import warm_up
 from server.worker.lease import Cancelled, GpuLease, InfrastructureFault, ServerGone
 from server.worker.process import SubmissionFailed, Zygote
